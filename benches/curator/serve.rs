@@ -197,7 +197,7 @@ async fn node(store: &Store<Client>, ticket: &[u8]) -> Result<Caller> {
         attestation: None,
     };
     store.register(ticket, registration).await?;
-    store.approve(identity.id, None).await?;
+    store.approve(identity.id, None, None).await?;
     let commitment = Commitment {
         cluster_unlock_key: Vec::new(),
         storage_kind: v1::StorageKind::Insecure,

@@ -2,8 +2,11 @@
 //!
 //! Invariants:
 //! - The bundle appears whole or not at all.
+//! - Its kernel image starts the system of the manifest, and not that of a later build in the same
+//!   folder.
 
 use std::{
+    borrow::Cow,
     fs::{self, File},
     io::{BufWriter, Cursor, Read, Write as _},
     path::Path,
@@ -18,7 +21,8 @@ use crate::{
     etcd, layout,
     manifest::Manifest,
     signing::{ImageSigner, ReleaseKey},
-    starting, uki,
+    starting,
+    uki::{self, Section},
 };
 
 /// The oldest version that a system of these sources updates: older ones keep something on
@@ -31,7 +35,8 @@ const ARCHITECTURE: &str = "x86_64";
 ///
 /// # Errors
 ///
-/// A part is missing, the version is not one, or the file cannot be written.
+/// A part is missing, the kernel image is of another build, the version is not one, or the file
+/// cannot be written.
 pub fn bundle(
     manifest: &Manifest,
     signer: &ImageSigner,
@@ -43,6 +48,10 @@ pub fn bundle(
         .map_err(|error| invalid(format!("the version {}: {error}", manifest.version)))?;
     let uki = manifest.path(&manifest.uki);
     let unsigned = fs::read(&uki).at("read", &uki)?;
+    let sections = uki::sections(&uki, &unsigned)?;
+    if !text(&sections, ".cmdline").contains(&manifest.verity.root_hash) {
+        return Err(Error::OtherBuild { path: uki });
+    }
     let kernel = starting::kernel_of(&unsigned, signer)?;
     let system = manifest.path(&manifest.system);
     let open = || File::open(&system).at("open", &system);
@@ -53,7 +62,7 @@ pub fn bundle(
         variant: manifest.variant.word().to_owned(),
         image: manifest.image_version.clone(),
         from: UPDATES_FROM,
-        etcd: etcd_of(&uki, &unsigned)?,
+        etcd: etcd_of(&sections)?,
         kernel: Part::of(&kernel[..]).at("hash", &uki)?,
         system: Part::of(open()?).at("hash", &system)?,
     };
@@ -75,13 +84,15 @@ pub fn bundle(
     written.at("write", out)
 }
 
+/// The text of a section of a kernel image; empty where there is no such section.
+fn text<'a>(sections: &'a [Section], name: &str) -> Cow<'a, str> {
+    let section = sections.iter().find(|section| section.name == name);
+    section.map(|section| String::from_utf8_lossy(&section.content)).unwrap_or_default()
+}
+
 /// The version of etcd in the system of a kernel image, which lists its packages.
-fn etcd_of(path: &Path, kernel: &[u8]) -> Result<Version> {
-    let sections = uki::sections(path, kernel)?;
-    let packages = sections.iter().find(|section| section.name == ".pkgs");
-    let packages = packages.map(|section| String::from_utf8_lossy(&section.content));
-    let version = packages.and_then(|packages| etcd::version(&packages));
-    version.ok_or_else(|| {
+fn etcd_of(sections: &[Section]) -> Result<Version> {
+    etcd::version(&text(sections, ".pkgs")).ok_or_else(|| {
         let reason = format!("the image lists no version of {}", etcd::PACKAGE);
         Error::Bundle(Refusal::Manifest { reason })
     })

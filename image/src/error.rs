@@ -174,6 +174,12 @@ pub enum Error {
     /// The image could not be signed.
     #[error(transparent)]
     Signing(#[from] signing::Error),
+    /// The kernel image of a build was replaced by that of another build.
+    #[error("{path} starts the system of another build in the same folder", path = path.display())]
+    OtherBuild {
+        /// The kernel image.
+        path: PathBuf,
+    },
     /// The parts do not make a bundle.
     #[error("cannot make an update bundle")]
     Bundle(#[source] polis_bundle::Refusal),
@@ -288,6 +294,7 @@ impl Error {
             Self::Layout(layout::Error::SystemTooLarge { .. }) => {
                 "build a system with less in it: --variant base has no workloads".to_owned()
             }
+            Self::OtherBuild { .. } => "repeat the command, which builds again".to_owned(),
             Self::Signing(error) => return error.help(),
             Self::Layout(layout::Error::Ragged { size }) => {
                 let whole = size.checked_next_multiple_of(layout::ALIGNMENT);

@@ -280,7 +280,7 @@ impl Expected {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::{os::unix::fs::FileExt as _, sync::Arc};
 
     use polis_bundle::Bundle;
@@ -300,7 +300,7 @@ mod tests {
     const PACKAGES: &str = "node etcd-server 3.5.16-4 00 locked=3.5.15-1\nnode xfsprogs 1 00\n";
 
     /// Parts like those of a build, but small.
-    fn parts(folder: &Path) -> Manifest {
+    pub(crate) fn parts(folder: &Path) -> Manifest {
         let data = vec![0x5a; 200 * BLOCK];
         let (root, tree) = verity::tree(&data, &[1, 2]);
         let verity = Verity { root_hash: hex(&root), salt: "0102".to_owned(), blocks: 200 };
@@ -486,6 +486,12 @@ mod tests {
             let manifest = Manifest { version: version.to_owned(), ..manifest.clone() };
             assert!(crate::bundle(&manifest, &signer, &release, &file).is_err(), "{version}");
         }
+        // A later build in the folder has replaced the kernel image, which starts its own system.
+        let verity = Verity { root_hash: "ab".repeat(32), ..manifest.verity.clone() };
+        let manifest = Manifest { verity, ..manifest };
+        let other = crate::bundle(&manifest, &signer, &release, &file).unwrap_err();
+        assert!(matches!(other, Error::OtherBuild { .. }), "{other}");
+        assert!(other.help().is_some_and(|help| help.contains("repeat")), "{other}");
         // Nothing unfinished is left beside the bundle and the parts.
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 5);
     }

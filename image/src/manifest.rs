@@ -203,11 +203,13 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// Writes it to its folder.
+    /// Writes it to its folder. Another process reads either the former one or this one, each
+    /// whole: a build without work writes it, too.
     pub(crate) fn save(&self) -> Result<()> {
         let path = self.folder.join(FILE);
         let text = serde_json::to_string_pretty(self).map_err(std::io::Error::from);
-        fs::write(&path, text.at("describe", &path)?).at("write", &path)
+        let (text, aside) = (text.at("describe", &path)?, disk::aside(&path));
+        fs::write(&aside, text).and_then(|()| fs::rename(&aside, &path)).at("write", &path)
     }
 
     /// The full path of one of the parts.
@@ -276,4 +278,27 @@ pub(crate) fn convert(from: &Path, to: &Path, format: &str) -> Result<()> {
             other => other,
         },
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read as _;
+
+    use super::*;
+    use crate::inspect::tests::parts;
+
+    #[test]
+    fn a_process_that_reads_a_manifest_has_the_former_one_whole_while_another_is_saved() {
+        let folder = tempfile::tempdir().unwrap();
+        let former = parts(folder.path());
+        former.save().unwrap();
+        let mut reader = fs::File::open(folder.path().join(FILE)).unwrap();
+        Manifest { version: "1".to_owned(), ..former.clone() }.save().unwrap();
+        let mut text = String::new();
+        reader.read_to_string(&mut text).unwrap();
+        assert_eq!(text, serde_json::to_string_pretty(&former).unwrap());
+        assert_eq!(Manifest::load(folder.path()).unwrap().version, "1");
+        let aside = disk::aside(&folder.path().join(FILE));
+        assert!(!aside.exists(), "nothing unfinished is left");
+    }
 }

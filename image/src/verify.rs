@@ -6,6 +6,7 @@ use crate::{
     build::{Config, build},
     digest::sha256,
     error::{At as _, Error, Result},
+    guard,
     manifest::{self, Manifest, Options},
     step::Observer,
 };
@@ -21,7 +22,8 @@ const OUTPUTS: &[&str] = &["vmlinuz", "initramfs.cpio", "system.img", "polis.efi
 /// no step cached, and returns the hash of each output.
 ///
 /// The steps of `built` may have been cached. So this also compares the earlier inputs
-/// of a step with its current ones.
+/// of a step with its current ones. It holds the lock of the folder of `built`, since another
+/// build there would replace what is compared.
 ///
 /// # Errors
 ///
@@ -32,6 +34,7 @@ pub fn verify_reproducible(
     folder: &Path,
     observer: &dyn Observer,
 ) -> Result<Vec<(&'static str, String)>> {
+    let _guard = guard::hold(&built.folder, observer)?;
     if folder.exists() {
         fs::remove_dir_all(folder).at("clear", folder)?;
     }
@@ -52,4 +55,66 @@ pub fn verify_reproducible(
     let digests = OUTPUTS.iter().map(compare).collect::<Result<_>>()?;
     fs::remove_dir_all(folder).at("clear", folder)?;
     Ok(digests)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{path::PathBuf, sync::mpsc, thread, time::Duration};
+
+    use super::*;
+    use crate::{
+        golang,
+        inspect::tests::parts,
+        manifest::Kind,
+        moved::Moved,
+        payload::Source,
+        step::{Report, Silent, Unit},
+    };
+
+    struct Waits(mpsc::Sender<PathBuf>);
+
+    impl Observer for Waits {
+        fn waits(&self, folder: &Path) {
+            self.0.send(folder.to_owned()).unwrap();
+        }
+        fn begin(&self, _: &'static str) {}
+        fn step(&self, _: &Report) {}
+        fn moved(&self, _: &Moved) {}
+        fn progress(&self, _: &str, _: u64, _: u64, _: Unit) {}
+    }
+
+    #[test]
+    fn a_check_leaves_the_folder_to_the_process_that_works_in_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let place = |name: &str| folder.path().join(name);
+        let built = parts(folder.path());
+        let config = Config {
+            kind: Kind::Development,
+            source: Source::new(place("absent.lock"), place("cache")),
+            go: golang::Folders { modules: place("modules"), out: place("go") },
+            init: place("init"),
+            node: place("node"),
+            system_images: place("images"),
+            version: "0".to_owned(),
+            out: folder.path().to_owned(),
+            parameters: None,
+            signer: None,
+            size: SIZE,
+        };
+        // That of another check.
+        fs::create_dir_all(place("verify/again")).unwrap();
+        let held = guard::hold(folder.path(), &Silent).unwrap();
+        let (waits, waited) = mpsc::channel();
+        let observer = Waits(waits);
+        thread::scope(|scope| {
+            let check =
+                scope.spawn(|| verify_reproducible(&built, &config, &place("verify"), &observer));
+            let told = waited.recv_timeout(Duration::from_secs(60));
+            assert_eq!(told.as_deref(), Ok(folder.path()));
+            assert!(place("verify/again").exists());
+            drop(held);
+            let outcome = check.join().unwrap();
+            assert!(matches!(outcome, Err(Error::NoLock { .. })), "{outcome:?}");
+        });
+    }
 }

@@ -282,8 +282,8 @@ impl Victim {
         };
         let approve = async {
             let client = ManagementClient::new(self.patient_channel(CURATOR).await?);
-            let node_id = self.node.clone();
-            let request = v1::ApproveNodeRequest { node_id, fingerprint: long.clone() };
+            let (node_id, fingerprint) = (self.node.clone(), long.clone());
+            let request = v1::ApproveNodeRequest { node_id, fingerprint, ..Default::default() };
             let mut client = client.max_encoding_message_size(usize::MAX);
             anyhow::Ok(is_heard(timeout(ACT, client.approve_node(request)).await))
         };

@@ -142,8 +142,8 @@ pub(crate) async fn ticket(owner: &Client) -> Vec<u8> {
 /// Approves a machine that has registered.
 pub(crate) async fn approve(owner: &Client, node_id: &str) -> v1::ApproveNodeResponse {
     let answer = owner.call(Repeat::Allowed, |channel| {
-        let (node_id, fingerprint) = (node_id.to_owned(), String::new());
-        let request = v1::ApproveNodeRequest { node_id, fingerprint };
+        let node_id = node_id.to_owned();
+        let request = v1::ApproveNodeRequest { node_id, ..Default::default() };
         async move { Ok(ManagementClient::new(channel).approve_node(request).await?.into_inner()) }
     });
     answer.await.unwrap()

@@ -205,8 +205,8 @@ async fn an_operator_with_a_machine_of_its_own_reads_no_secret() {
     let registration =
         v1::RegisterNodeRequest { register_ticket: ticket, join_key, ..Default::default() };
     registers.register_node(registration).await.unwrap();
-    let (node_id, fingerprint) = (taken.name(), String::new());
-    let approval = v1::ApproveNodeRequest { node_id: node_id.clone(), fingerprint };
+    let node_id = taken.name();
+    let approval = v1::ApproveNodeRequest { node_id: node_id.clone(), ..Default::default() };
     operates.approve_node(approval).await.unwrap();
     let storage_kind = v1::StorageKind::Insecure.into();
     let commitment = v1::CommitNodeRequest { storage_kind, ..Default::default() };

@@ -6,7 +6,7 @@
 use std::{
     fs::{self, File},
     io::{ErrorKind, Read as _, Write as _},
-    os::unix::fs::{MetadataExt as _, OpenOptionsExt as _},
+    os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
 };
 
@@ -14,10 +14,11 @@ use anyhow::{Context as _, Result, anyhow};
 use clap::Subcommand;
 use polis_image::{
     authenticode_hash,
-    signing::{Keys, Passphrase, Private, Shown, ensure_free, revoke, revoked, show},
+    signing::{self, Keys, Passphrase, Private, Shown, ensure_free, revoke, revoked, show},
     without_echo,
 };
 use rpassword::ConfigBuilder;
+use tempfile::NamedTempFile;
 use zeroize::Zeroizing;
 
 use crate::host::Help;
@@ -163,7 +164,8 @@ pub(crate) fn run(args: Args) -> Result<()> {
 }
 
 /// The keys in this folder, for a first try of an update: made at the first use, with their
-/// passphrase in a file beside the folder. They are as safe as that file.
+/// passphrase in a file beside the folder. They are as safe as that file. Several processes that
+/// make them at the same time all use the keys of one of them.
 pub(crate) fn for_trying(folder: &Path) -> Result<Passphrase> {
     let file = folder.with_extension("passphrase");
     if !file.exists() {
@@ -173,18 +175,33 @@ pub(crate) fn for_trying(folder: &Path) -> Result<Passphrase> {
     }
     let passphrase = PassphraseFrom { passphrase_file: Some(file) }.read("")?;
     if !folder.exists() {
-        Keys::generate()?.store(folder, &passphrase)?;
+        unless_made(Keys::generate()?.store(folder, &passphrase))?;
     }
     Ok(passphrase)
 }
 
-/// Writes a file that other users cannot read.
-fn private(path: &Path, text: &str) -> std::io::Result<()> {
-    if let Some(folder) = path.parent() {
-        fs::create_dir_all(folder)?;
+/// The outcome of storing keys in a folder that did not exist. If another build has made keys
+/// there meanwhile, those are used: they have the same passphrase.
+fn unless_made(stored: Result<(), signing::Error>) -> Result<(), signing::Error> {
+    match stored {
+        Err(signing::Error::Taken { .. }) => Ok(()),
+        stored => stored,
     }
-    let mut file = File::options().write(true).create_new(true).mode(0o600).open(path)?;
-    file.write_all(text.as_bytes())
+}
+
+/// Writes a file that other users cannot read: whole or not at all, and never over another one,
+/// which stays.
+fn private(path: &Path, text: &str) -> std::io::Result<()> {
+    let folder = path.parent().unwrap_or(Path::new("."));
+    fs::create_dir_all(folder)?;
+    // Only its owner can read it.
+    let mut file = NamedTempFile::new_in(folder)?;
+    file.write_all(text.as_bytes())?;
+    match file.persist_noclobber(path) {
+        Ok(_file) => Ok(()),
+        Err(kept) if kept.error.kind() == ErrorKind::AlreadyExists => Ok(()),
+        Err(failed) => Err(failed.error),
+    }
 }
 
 fn list(folder: &Path) -> Result<()> {
@@ -231,12 +248,26 @@ mod tests {
         let keys = folder.path().join("target/keys");
         let first = for_trying(&keys).unwrap();
         let release = fs::read(keys.join("release.pub")).unwrap();
-        polis_image::signing::ReleaseKey::open(&keys, &first).unwrap();
+        signing::ReleaseKey::open(&keys, &first).unwrap();
         let again = for_trying(&keys).unwrap();
-        polis_image::signing::ReleaseKey::open(&keys, &again).unwrap();
+        signing::ReleaseKey::open(&keys, &again).unwrap();
         assert_eq!(fs::read(keys.join("release.pub")).unwrap(), release);
         let mode = fs::metadata(keys.with_extension("passphrase")).unwrap().mode();
         assert_eq!(mode & 0o077, 0);
+        assert_eq!(fs::read_dir(folder.path().join("target")).unwrap().count(), 2);
+        // Another build that began at the same time, and was later.
+        unless_made(ensure_free(&keys)).unwrap();
+        unless_made(ensure_free(&folder.path().join("no/keys"))).unwrap_err();
+    }
+
+    #[test]
+    fn a_passphrase_for_trying_that_another_build_made_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("keys.passphrase");
+        private(&file, "first").unwrap();
+        private(&file, "second").unwrap();
+        assert_eq!(fs::read_to_string(&file).unwrap(), "first");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
     }
 
     #[test]

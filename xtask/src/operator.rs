@@ -22,6 +22,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use polis_qemu::args::Forward;
 use serde_json::Value;
+use tempfile::NamedTempFile;
 
 use crate::image;
 use crate::parameters;
@@ -75,10 +76,7 @@ pub(crate) fn contexts(dir: &Path) -> PathBuf {
 pub(crate) fn install(dir: &Path, kept: bool) -> Result<(PathBuf, PathBuf)> {
     let built = image::polisctl()?;
     let program = image::workspace().join("target/polisctl");
-    // A copy beside it and a rename, since the old one may be running.
-    let copy = program.with_extension("new");
-    fs::copy(&built, &copy)
-        .and_then(|_bytes| fs::rename(&copy, &program))
+    put(&built, &program)
         .with_context(|| format!("cannot put polisctl at {}", program.display()))?;
     let config = contexts(dir);
     if !kept && config.exists() {
@@ -95,6 +93,15 @@ pub(crate) fn install(dir: &Path, kept: bool) -> Result<(PathBuf, PathBuf)> {
         .and_then(|()| fs::set_permissions(&file, fs::Permissions::from_mode(0o755)))
         .with_context(|| format!("cannot write {}", file.display()))?;
     Ok((program, config))
+}
+
+/// Puts a program in place: a copy beside it and a rename, since the old one may be running. The
+/// copy has a name of its own, since another run may put the same program in place.
+fn put(built: &Path, program: &Path) -> Result<()> {
+    let folder = program.parent().unwrap_or(Path::new("."));
+    let copy = NamedTempFile::new_in(folder)?.into_temp_path();
+    fs::copy(built, &copy)?;
+    Ok(copy.persist(program)?)
 }
 
 impl Operator {
@@ -300,6 +307,23 @@ mod tests {
         drop(watch);
         // The channel closes with the thread.
         assert!(receiver.iter().all(|state| state == unknown));
+    }
+
+    #[test]
+    fn a_run_puts_polisctl_in_place_beside_another_run_that_does_the_same() {
+        let dir = tempfile::tempdir().unwrap();
+        let [built, program] = ["built", "polisctl"].map(|name| dir.path().join(name));
+        fs::write(&built, "a program").unwrap();
+        fs::set_permissions(&built, fs::Permissions::from_mode(0o755)).unwrap();
+        fs::write(&program, "the old one").unwrap();
+        // The copy of another run is not finished.
+        let other = dir.path().join("polisctl.new");
+        fs::write(&other, "a pro").unwrap();
+        put(&built, &program).unwrap();
+        assert_eq!(fs::read(&program).unwrap(), b"a program");
+        assert_eq!(fs::metadata(&program).unwrap().permissions().mode() & 0o777, 0o755);
+        assert_eq!(fs::read(&other).unwrap(), b"a pro");
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 3);
     }
 
     #[test]

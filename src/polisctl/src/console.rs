@@ -11,7 +11,8 @@
 //! Invariants:
 //! - After a lost connection the console reconnects; the last picture stays and shows its
 //!   age.
-//! - The result of a reboot or power-off command is shown until the next key.
+//! - The result of a reboot or power-off command is shown until the next key. Until the node has
+//!   answered, only Ctrl-] leaves: it may drop the command.
 
 use std::io::{self, IsTerminal as _};
 use std::sync::Arc;
@@ -48,6 +49,9 @@ const RETRY: Duration = Duration::from_secs(2);
 const LOGS_MAX: usize = 4096;
 
 const OPEN: &str = "open the console";
+
+/// The notice while the node has still to answer a command.
+const SENDING: &str = "Sending the command .. (Ctrl-] leaves without its answer)";
 
 /// Silence after which a node counts as silent: it sends a picture each second.
 const SILENT: Duration = Duration::from_secs(3);
@@ -296,23 +300,23 @@ impl Desk {
                 }
                 Event::Replied(outcome) => {
                     (order, self.stale) = (None, true);
-                    self.picture.notice = Some(outcome);
+                    self.picture.show_reply(outcome);
                     Vec::new()
                 }
             };
             self.stale |= !keys.is_empty();
-            let asked = match self.picture.press(&keys, &shown.borrow().snapshot) {
-                Some(Command::Leave) => return Ok(()),
-                Some(Command::Redraw) => {
-                    self.anew();
-                    None
-                }
-                Some(Command::Reboot) => Some(End::Reboot),
-                Some(Command::PowerOff) => Some(End::PowerOff),
-                Some(Command::Hold | Command::Unlock) | None => None,
-            };
-            if let Some(asked) = asked {
-                self.picture.notice = Some("Sending the command ..".to_owned());
+            let asked = self.picture.press(&keys, &shown.borrow().snapshot);
+            for command in asked {
+                let asked = match command {
+                    Command::Leave => return Ok(()),
+                    Command::Redraw => {
+                        self.anew();
+                        continue;
+                    }
+                    Command::Reboot => End::Reboot,
+                    Command::PowerOff => End::PowerOff,
+                    Command::Hold | Command::Unlock => continue,
+                };
                 order = Some(end(session, target, asked).boxed());
             }
         }
@@ -365,6 +369,8 @@ struct Picture {
     stood: Option<Instant>,
     /// The result of the last command, until the next key.
     notice: Option<String>,
+    /// Whether the node has still to answer a command.
+    sending: bool,
 }
 
 impl Picture {
@@ -372,7 +378,7 @@ impl Picture {
         let canvas = Canvas::whole(size, colours);
         let Size { columns, rows } = canvas.size();
         let view = View::new(columns, rows).that_can_be_left();
-        Self { canvas, colours, view, stood: None, notice: None }
+        Self { canvas, colours, view, stood: None, notice: None, sending: false }
     }
 
     fn resize(&mut self, size: Size) {
@@ -381,15 +387,37 @@ impl Picture {
         self.view.resize(columns, rows);
     }
 
-    /// Passes keys to the view; the last command that they give is returned.
-    fn press(&mut self, keys: &[Key], snapshot: &Snapshot) -> Option<Command> {
+    /// Passes keys to the view; returns every command that they give, in their order.
+    fn press(&mut self, keys: &[Key], snapshot: &Snapshot) -> Vec<Command> {
         if !keys.is_empty() {
-            self.notice = None;
+            if !self.sending {
+                self.notice = None;
+            }
             if self.stood.take().is_some_and(|since| since.elapsed() >= READ) {
                 self.view.was_read();
             }
         }
-        keys.iter().filter_map(|key| self.view.key(*key, snapshot)).last()
+        let mut asked = Vec::new();
+        for key in keys {
+            match self.view.key(*key, snapshot) {
+                // The console would end before the node has the command.
+                Some(Command::Leave) if self.sending => {}
+                Some(command) => {
+                    if matches!(command, Command::Reboot | Command::PowerOff) {
+                        self.sending = true;
+                        self.notice = Some(SENDING.to_owned());
+                    }
+                    asked.push(command);
+                }
+                None => {}
+            }
+        }
+        asked
+    }
+
+    /// Shows the result of the command.
+    fn show_reply(&mut self, outcome: String) {
+        (self.notice, self.sending) = (Some(outcome), false);
     }
 
     /// The bytes to send to the terminal.
@@ -442,7 +470,7 @@ mod tests {
         assert!(screen.contains("viewers may not") && screen.contains("12:00:09"), "{screen}");
         let cleared = |bytes: &Vec<u8>| bytes.windows(4).any(|it| it == b"\x1b[2J");
         assert_eq!(sent.iter().filter(|bytes| cleared(bytes)).count(), 1, "it flickers");
-        assert_eq!(picture.press(&[Key::F(2)], &at(9).snapshot), None);
+        assert_eq!(picture.press(&[Key::F(2)], &at(9).snapshot), []);
         sent.push(picture.draw(&at(10)));
         let screen = seen(&sent);
         assert!(!screen.contains("may not") && screen.contains("[2 Cluster]"), "{screen}");
@@ -465,6 +493,32 @@ mod tests {
         assert_eq!(press("PRYPryPOYPoy", READ / 2).await, []);
         assert_eq!(press("x", READ).await, []);
         assert_eq!(press("PRY", READ).await, [Command::Reboot]);
+    }
+
+    /// Presses `keys` once a person could read the question whether to reboot.
+    async fn confirm(picture: &mut Picture, keys: &[Key]) -> Vec<Command> {
+        let shown = at(0);
+        picture.press(&[Key::Char('P'), Key::Char('R')], &shown.snapshot);
+        picture.draw(&shown);
+        tokio::time::advance(READ).await;
+        picture.press(keys, &shown.snapshot)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn each_command_of_keys_that_come_together_counts() {
+        let mut picture = Picture::new(Size { columns: 80, rows: 24 }, Colours::On);
+        let shown = at(0);
+        let keys = [Key::Char('Y'), Key::Ctrl('l')];
+        assert_eq!(confirm(&mut picture, &keys).await, [Command::Reboot, Command::Redraw]);
+        picture.show_reply("The node accepted it.".to_owned());
+        // Without an answer, the command is not sent yet.
+        let keys = [Key::Char('Y'), Key::Char('q')];
+        assert_eq!(confirm(&mut picture, &keys).await, [Command::Reboot]);
+        assert_eq!(picture.press(&[Key::Char('q')], &shown.snapshot), []);
+        assert_eq!(picture.notice.as_deref(), Some(SENDING));
+        picture.show_reply("viewers may not".to_owned());
+        assert_eq!(picture.notice.as_deref(), Some("viewers may not"));
+        assert_eq!(picture.press(&[Key::Char('q')], &shown.snapshot), [Command::Leave]);
     }
 
     #[tokio::test(start_paused = true)]

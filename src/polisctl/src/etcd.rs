@@ -171,6 +171,9 @@ async fn named(session: &Session) -> Result<Status, Error> {
     Ok(status.with_names(&session.nodes(&[]).await?))
 }
 
+/// The alarm that members have different data.
+pub(super) const CORRUPT: &str = "CORRUPT";
+
 /// The number of answering voters above the quorum.
 fn spare(members: &[v1::ConsensusMember]) -> u32 {
     let voters = || members.iter().filter(|member| !member.learner);
@@ -249,6 +252,14 @@ impl Status {
         text
     }
 
+    /// The next step where members have different data.
+    pub(super) fn remedy(&self) -> Option<&'static str> {
+        self.alarms.iter().any(|alarm| alarm == CORRUPT).then_some(
+            "etcd does not say whose data is wrong: bootstrap the cluster\n\
+             again from a snapshot from before: docs/disaster.md",
+        )
+    }
+
     /// Everything as text.
     pub(super) fn text(&self) -> Text {
         let text = Text::from(self.fields()).and("\n").then(self.table());
@@ -286,13 +297,18 @@ impl Status {
     fn fields(&self) -> String {
         let leads = self.members.iter().find(|member| member.leader);
         let leader = leads.map_or(self.leader.as_str(), |member| member.node_id.as_str());
+        let alarms = or_dash(&self.alarms.join(", "));
+        let alarms = match self.remedy() {
+            Some(remedy) => format!("{alarms}\n{remedy}"),
+            None => alarms,
+        };
         fields(&[
             ("members", self.summary()),
             ("leader", or_dash(leader)),
             ("term", self.term.to_string()),
             ("revision", self.revision.to_string()),
             ("quota", bytes(self.quota_bytes)),
-            ("alarms", or_dash(&self.alarms.join(", "))),
+            ("alarms", alarms),
         ])
     }
 
@@ -453,6 +469,22 @@ mod tests {
         assert_eq!(first["newest_at"], "2026-11-26T04:00:00Z");
         assert_eq!(shown["members"][1]["snapshots"]["newest_at"], serde_json::Value::Null);
         assert_eq!(shown["members"][2]["snapshots"], serde_json::Value::Null);
+    }
+
+    #[test]
+    fn an_alarm_about_different_data_has_the_next_step() {
+        let status = |alarms: &[&str]| {
+            let alarms = alarms.iter().map(|&alarm| alarm.to_owned()).collect();
+            Status::of(&v1::ConsensusStatus { alarms, ..Default::default() })
+        };
+        assert_eq!(status(&[]).remedy(), None);
+        assert_eq!(status(&["NOSPACE"]).remedy(), None);
+        let corrupt = status(&["NOSPACE", "CORRUPT"]);
+        let remedy = corrupt.remedy().unwrap();
+        assert!(remedy.ends_with("from before: docs/disaster.md"), "{remedy}");
+        let fields = corrupt.fields();
+        assert!(fields.contains("NOSPACE, CORRUPT\n"), "{fields}");
+        assert!(fields.contains("docs/disaster.md"), "{fields}");
     }
 
     #[test]

@@ -24,7 +24,7 @@ use serde::Serialize;
 use super::error::{Error, Explain as _, OutputClosed, OutputFailed};
 use super::rights;
 use super::table::Table;
-use super::text::{clean, clean_lines, cut, fit};
+use super::text::{clean, clean_lines, cut, fit, width};
 use polis_wire::rpc::Role;
 
 /// How a document is printed.
@@ -424,7 +424,7 @@ fn screenful(head: &str, text: &str, columns: usize, rows: usize) -> String {
     let lines: Vec<&str> = text.lines().collect();
     // Below the head and an empty line; the cursor has the last row.
     let room = rows.saturating_sub(REDRAW_BESIDE);
-    let needed = |line: &str| line.chars().count().div_ceil(columns.max(1)).max(1);
+    let needed = |line: &str| width(line).div_ceil(columns.max(1)).max(1);
     let ends = lines.iter().scan(0_usize, |used, line| {
         *used += needed(line);
         Some(*used)
@@ -562,6 +562,9 @@ mod tests {
         assert_eq!(screen(wide, 10, 6), "the head..\n\n0123456789ab\nb\n… 2 more..");
         assert_eq!(screen(wide, 10, 3), "the head..\n\n… 4 more..");
         assert_eq!(screen(wide, 1, 0), ".\n\n.");
+        // So does it with one whose characters take two columns each.
+        let wide = "\u{6f22}\u{5b57}\u{6f22}\nb\n";
+        assert_eq!(screen(wide, 5, 5), "the..\n\n\u{6f22}\u{5b57}\u{6f22}\n… 1..");
     }
 
     #[test]

@@ -98,6 +98,8 @@ impl Screen {
     pub(super) async fn input(&mut self) -> Result<Input, Error> {
         let escape = self.escape;
         tokio::select! {
+            // Keys first: the rest of a sequence may have come while this program was busy.
+            biased;
             // Cancel-safe: nothing is read before the branch is taken.
             ready = self.readable.readable() => {
                 let mut ready = ready?;
@@ -190,6 +192,7 @@ async fn unless(
 #[cfg(test)]
 mod tests {
     use std::fs::File;
+    use std::mem::ManuallyDrop;
     use std::os::unix::fs::OpenOptionsExt as _;
     use std::process::Stdio;
 
@@ -198,6 +201,7 @@ mod tests {
     use rustix::termios::{LocalModes, tcgetattr};
 
     use super::*;
+    use polis_base::sys::poll;
 
     /// Tells this test that a shell has started it.
     const STARTED: &str = "POLIS_TEST_STARTED";
@@ -220,6 +224,45 @@ mod tests {
         tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
     }
 
+    /// The far end of a pseudoterminal, and the path of the near one.
+    fn line() -> (OwnedFd, String) {
+        let far = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
+        grantpt(&far).unwrap();
+        unlockpt(&far).unwrap();
+        let path = ptsname(&far, Vec::new()).unwrap().into_string().unwrap();
+        (far, path)
+    }
+
+    #[tokio::test]
+    async fn the_rest_of_a_sequence_that_is_read_late_belongs_to_it() {
+        let (far, path) = line();
+        let terminal = Terminal::open(Path::new(&path)).unwrap();
+        terminal.set_mode(Mode::Raw).unwrap();
+        // Its end would write to the terminal of the tests.
+        let mut screen = ManuallyDrop::new(Screen {
+            readable: readiness::watch(&terminal, Interest::READABLE).unwrap(),
+            resized: signal(SignalKind::window_change()).unwrap(),
+            continued: signal(SignalKind::from_raw(Number::CONT.as_raw())).unwrap(),
+            terminal,
+            parser: Parser::default(),
+            escape: None,
+        });
+        // Each time, the order of the branches could be another one.
+        for _ in 0..10 {
+            rustix::io::write(&far, b"\x1b").unwrap();
+            while screen.escape.is_none() {
+                assert!(matches!(screen.input().await, Ok(Input::Keys(keys)) if keys.is_empty()));
+            }
+            rustix::io::write(&far, b"[A").unwrap();
+            // The kernel passes it on later.
+            poll::wait(&[(screen.terminal.as_fd(), poll::Interest::Read)], None).unwrap();
+            tokio::time::sleep(2 * ESCAPE).await;
+            let input = screen.input().await.unwrap();
+            assert!(matches!(input, Input::Keys(keys) if keys == [Key::Up]));
+            screen.escape = None;
+        }
+    }
+
     #[test]
     fn a_screen_in_the_background_is_stopped_and_leaves_the_modes_of_the_foreground() {
         const NAME: &str = "screen::tests::\
@@ -230,10 +273,7 @@ mod tests {
             assert!(modes.local_modes.contains(LocalModes::ECHO | LocalModes::ICANON));
             return;
         }
-        let far = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
-        grantpt(&far).unwrap();
-        unlockpt(&far).unwrap();
-        let path = ptsname(&far, Vec::new()).unwrap().into_string().unwrap();
+        let (_far, path) = line();
         let flags = OFlags::NOCTTY.bits().cast_signed();
         let line = File::options().read(true).write(true).custom_flags(flags).open(path).unwrap();
         #[expect(clippy::disallowed_methods, reason = "a test asks a real shell")]

@@ -13,7 +13,7 @@
 
 use std::fmt;
 
-use super::text::{clean, fit};
+use super::text::{self, clean, fit, pad};
 
 /// Between two columns.
 const GAP: usize = 2;
@@ -95,9 +95,9 @@ impl Table {
     /// A block for each row: its cells below each other, each behind its heading.
     fn blocks(&self, columns: usize) -> String {
         let Some((head, rows)) = self.rows.split_first() else { return String::new() };
-        let wide = head.iter().map(|heading| heading.chars().count()).max().unwrap_or_default();
+        let wide = head.iter().map(|heading| text::width(heading)).max().unwrap_or_default();
         let line = |(heading, cell): (&String, &String)| {
-            fit(format!("{heading:wide$}{:GAP$}{cell}", "").trim_end(), columns) + "\n"
+            fit(format!("{}{:GAP$}{cell}", pad(heading, wide), "").trim_end(), columns) + "\n"
         };
         let block = |row: &Vec<String>| head.iter().zip(row).map(line).collect::<String>();
         rows.iter().map(block).collect::<Vec<_>>().join("\n")
@@ -106,14 +106,14 @@ impl Table {
     fn widths(&self) -> Vec<usize> {
         let columns = self.rows.iter().map(Vec::len).max().unwrap_or_default();
         let width = |at: usize| {
-            self.rows.iter().filter_map(|row| row.get(at)).map(|cell| cell.chars().count()).max()
+            self.rows.iter().filter_map(|row| row.get(at)).map(|cell| text::width(cell)).max()
         };
         (0..columns).map(|at| width(at).unwrap_or_default()).collect()
     }
 
     /// How narrow each column may become: no word is broken.
     fn least(&self) -> Vec<usize> {
-        let words = |cell: &String| words(cell).iter().map(|word| word.chars().count()).max();
+        let words = |cell: &String| words(cell).iter().map(|word| text::width(word)).max();
         let least =
             |at: usize| self.rows.iter().filter_map(|row| row.get(at)).filter_map(words).max();
         (0..self.widths().len()).map(|at| least(at).unwrap_or_default()).collect()
@@ -148,7 +148,7 @@ impl Table {
                 let mut line = String::new();
                 for (cell, width) in cells.iter().zip(widths) {
                     let part = cell.get(at).map_or("", String::as_str);
-                    line.push_str(&format!("{part:width$}{:GAP$}", ""));
+                    line.push_str(&format!("{}{:GAP$}", pad(part, *width), ""));
                 }
                 text.push_str(line.trim_end());
                 text.push('\n');
@@ -192,7 +192,7 @@ fn wrap(cell: &str, width: usize) -> Vec<String> {
         let gap = &cell[begun..at];
         begun = at + word.len();
         let line = lines.last_mut().expect("there is a first line");
-        if line.is_empty() || line.chars().count() + gap.len() + word.chars().count() <= width {
+        if line.is_empty() || text::width(line) + gap.len() + text::width(word) <= width {
             if !line.is_empty() {
                 line.push_str(gap);
             }
@@ -307,6 +307,24 @@ mod tests {
         a    longer
         bcd
         ");
+    }
+
+    #[test]
+    fn a_column_has_room_for_wide_characters() {
+        let wide = "\u{6f22}\u{5b57}";
+        let row = |name: &str| vec![name.to_owned(), "up".to_owned(), "late today".to_owned()];
+        let table = table(&["NODE", "STATE", "HEALTH"], &[row(&format!("{wide}-1")), row("web")]);
+        assert_eq!(
+            table.to_string(),
+            format!(
+                "NODE    STATE  HEALTH\n{wide}-1  up     late today\nweb     up     late today\n"
+            )
+        );
+        assert_eq!(total(&table.widths()), 25);
+        for columns in [20, 21, 24, 25] {
+            let text = table.fit(columns);
+            assert!(text.lines().all(|line| text::width(line) <= columns), "{columns}: {text}");
+        }
     }
 
     #[test]

@@ -4,6 +4,7 @@
 use std::time::{Duration, SystemTime};
 
 use polis_base::serial::is_control;
+use polis_tui::ratatui::text::Span;
 
 use super::units;
 
@@ -156,9 +157,15 @@ fn pieces(line: &str) -> Vec<&str> {
     pieces
 }
 
-/// The columns that a text takes.
-fn width(text: &str) -> usize {
-    text.chars().count()
+/// The columns that a text takes: two for a wide character, none for one that combines.
+pub(super) fn width(text: &str) -> usize {
+    Span::raw(text).width()
+}
+
+/// A text as a column of a table, with spaces behind it.
+pub(super) fn pad(text: &str, columns: usize) -> String {
+    let missing = columns.saturating_sub(width(text));
+    format!("{text}{:missing$}", "")
 }
 
 /// The first `columns` of a text; two dots say that there was more.
@@ -167,8 +174,9 @@ pub(super) fn cut(text: &str, columns: usize) -> String {
         return text.to_owned();
     }
     let dots = columns.min(2);
-    let kept: String = text.chars().take(columns - dots).collect();
-    format!("{kept}{}", &".."[..dots])
+    let ends = text.char_indices().map(|(at, c)| at + c.len_utf8());
+    let kept = ends.take_while(|end| width(&text[..*end]) <= columns - dots).last();
+    format!("{}{}", &text[..kept.unwrap_or_default()], &".."[..dots])
 }
 
 /// The most edits between a mistyped word and the one that was meant.
@@ -205,6 +213,22 @@ mod tests {
         assert_eq!(clean("a\tb\u{1b}c"), "a b?c");
         assert_eq!(clean("d\u{202e}e\u{61c}f\u{2028}g"), "d?e?f?g");
         assert_eq!(clean("é … \u{1f600}"), "é … \u{1f600}");
+    }
+
+    #[test]
+    fn a_wide_character_takes_two_columns_and_a_combined_one_none() {
+        let wide = "\u{6f22}\u{5b57}-\u{1f4a5}";
+        assert_eq!([width(wide), width("e\u{301}"), width("node-1")], [7, 1, 6]);
+        assert_eq!(pad(wide, 9), format!("{wide}  "));
+        assert_eq!(pad(wide, 3), wide);
+        assert_eq!(cut(wide, 7), wide);
+        // Half of a character is not shown.
+        assert_eq!(
+            [6, 5, 3].map(|columns| cut(wide, columns)),
+            ["\u{6f22}\u{5b57}..", "\u{6f22}..", ".."]
+        );
+        assert_eq!(cut("e\u{301}e\u{301}e\u{301}e", 3), "e\u{301}..");
+        assert_eq!(fit("\u{6f22}\u{5b57} \u{6f22}", 5), "\u{6f22}\u{5b57}\n\u{6f22}");
     }
 
     #[test]

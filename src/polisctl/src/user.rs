@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use super::ask::{DryRun, Go, Sure};
 use super::contexts::{self, Context, Settings};
 use super::error::{Error, Explain as _};
-use super::output::{Document, fields};
+use super::output::{Document, fields, or_dash};
 use super::session::Session;
 use super::table::table;
 use super::text::word;
@@ -118,6 +118,8 @@ struct View {
     name: String,
     role: String,
     revoked: bool,
+    /// When its newest certificate ends; `null`: it has none, or an older leader does not say.
+    certificate_ends: Option<units::Time>,
     public_key: String,
 }
 
@@ -163,24 +165,32 @@ async fn list(watch: Watch, global: &Global) -> Result<(), Error> {
         let answer = session.call("list the users", Repeat::Allowed, |channel| async move {
             AaaClient::new(channel).list_users(v1::ListUsersRequest {}).await
         });
-        let views: Vec<View> = answer.await?.users.iter().map(view).collect();
-        // The record of a user does not have the end of its certificate, so that of a user whose
-        // access was not revoked may have ended.
+        let v1::ListUsersResponse { users, certificate_ends } = answer.await?;
+        let ends = |user: &v1::User| certificate_ends.get(&user.name).copied();
+        let views: Vec<_> = users.iter().map(|user| view(user, ends(user))).collect();
         let row = |view: &View| {
             let revoked = if view.revoked { "yes" } else { "no" };
-            vec![view.name.clone(), view.role.clone(), revoked.to_owned(), view.public_key.clone()]
+            vec![
+                view.name.clone(),
+                view.role.clone(),
+                revoked.to_owned(),
+                or_dash(&units::text(view.certificate_ends)),
+                view.public_key.clone(),
+            ]
         };
         let rows: Vec<_> = views.iter().map(row).collect();
-        Document::new(&views, table(&["NAME", "ROLE", "REVOKED", "PUBLIC KEY"], &rows))
+        let heads = ["NAME", "ROLE", "REVOKED", "CERTIFICATE ENDS", "PUBLIC KEY"];
+        Document::new(&views, table(&heads, &rows))
     };
     watch.run(global, read).await
 }
 
-fn view(user: &v1::User) -> View {
+fn view(user: &v1::User, ends: Option<i64>) -> View {
     View {
         name: user.name.clone(),
         role: word(user.role().as_str_name(), "USER_ROLE_"),
         revoked: user.revoked,
+        certificate_ends: ends.and_then(units::since_1970).map(units::Time),
         public_key: hex::encode(&user.public_key),
     }
 }
@@ -314,13 +324,21 @@ mod tests {
     }
 
     #[test]
-    fn a_list_of_users_says_only_what_the_cluster_knows() {
+    fn a_list_of_users_says_when_each_certificate_ends() {
         let world = World::new();
         let _cluster = Cluster::new(&world);
         let listed = world.runs(&["user", "list"]);
         let words = |line: usize| listed.lines().nth(line).unwrap().split_whitespace();
-        assert_eq!(words(0).collect::<Vec<_>>()[..3], ["NAME", "ROLE", "REVOKED"]);
-        assert_eq!(words(1).take(3).collect::<Vec<_>>(), ["owner", "owner", "no"]);
+        let heads = ["NAME", "ROLE", "REVOKED", "CERTIFICATE", "ENDS"];
+        assert_eq!(words(0).collect::<Vec<_>>()[..5], heads);
+        let ends = ["owner", "owner", "no", "2023-11-14", "22:13:20", "UTC"];
+        assert_eq!(words(1).take(6).collect::<Vec<_>>(), ends);
+        let listed: serde_json::Value =
+            serde_json::from_str(&world.runs(&["user", "list", "--output", "json"])).unwrap();
+        assert_eq!(listed[0]["certificate_ends"], "2023-11-14T22:13:20Z");
+        // An older leader, and a user whose access was revoked.
+        let user = v1::User { name: "ann".to_owned(), revoked: true, ..Default::default() };
+        assert_eq!(view(&user, None).certificate_ends, None);
     }
 
     #[test]

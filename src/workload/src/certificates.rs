@@ -27,6 +27,7 @@ use std::time::Duration;
 use base64ct::{Base64, Encoding as _};
 use ed25519_dalek::SigningKey;
 use ed25519_dalek::pkcs8::DecodePrivateKey as _;
+use futures::future::try_join_all;
 use rand::TryRng as _;
 use rand::rngs::SysRng;
 use rustls::pki_types::CertificateDer;
@@ -163,11 +164,13 @@ impl Service {
         })
         .await?;
 
-        for purpose in Purpose::ALL {
+        // At once: each waits for the disk several times, and the API server for all of them.
+        let certificates = Purpose::ALL.into_iter().map(|purpose| {
             let proxy = purpose.authority().name == front_proxy_authority().name;
             let authorities = if proxy { &front_proxy_ca } else { &ca };
-            self.certificate(&namespace, purpose, authorities).await?;
-        }
+            self.certificate(&namespace, purpose, authorities)
+        });
+        try_join_all(certificates).await?;
         self.signs.send_if_modified(|known| known.replace(signs.clone()) != Some(signs));
         tell(&self.trusted, self.site.run.ca.clone()).await;
         let after = [authority(), front_proxy_authority()];

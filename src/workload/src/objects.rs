@@ -153,7 +153,8 @@ pub(super) fn all() -> Vec<Object> {
     ]
 }
 
-/// The rights of these workers, and of no other node.
+/// The rights of these workers, and of no other node. Those for policies are first: kubelet, and
+/// with it every pod, waits until the program that enforces them has read them.
 pub(super) fn workers(nodes: &[NodeId]) -> Vec<Object> {
     let users = |purpose: WorkerPurpose| {
         let user =
@@ -161,11 +162,11 @@ pub(super) fn workers(nodes: &[NodeId]) -> Vec<Object> {
         nodes.iter().map(user).collect::<Vec<_>>()
     };
     vec![
+        binding(POLICY, POLICY, &users(WorkerPurpose::Policy)),
         binding(WORKERS, WORKER, &users(WorkerPurpose::Kubelet)),
         binding(PROXIES, PROXIER, &users(WorkerPurpose::KubeProxy)),
         binding(DNS, DNS, &users(WorkerPurpose::Dns)),
         binding(CSI, CSI, &users(WorkerPurpose::Csi)),
-        binding(POLICY, POLICY, &users(WorkerPurpose::Policy)),
     ]
 }
 

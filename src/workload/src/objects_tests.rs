@@ -42,11 +42,12 @@ fn the_rights_of_a_worker_name_its_node() {
     assert_eq!(
         named(&[one]),
         [
+            // kubelet waits for the program that reads with the first.
+            (json!("polis:policy"), vec![format!("polis:policy:{one}")]),
             (json!("polis:worker"), vec![format!("system:node:{one}")]),
             (json!("system:node-proxier"), vec![format!("polis:kube-proxy:{one}")]),
             (json!("polis:dns"), vec![format!("polis:dns:{one}")]),
             (json!("polis:csi"), vec![format!("polis:csi:{one}")]),
-            (json!("polis:policy"), vec![format!("polis:policy:{one}")]),
         ]
     );
     // Without a worker, the list is empty and not absent: it replaces the former one.

@@ -302,7 +302,8 @@ fn alarm_text(alarm: &str) -> String {
     let help = if alarm.contains("NOSPACE") {
         ": the database is full, and only reads and deletes are allowed until it is compacted."
     } else if alarm.contains("CORRUPT") {
-        ": members hold different data. Remove the named member and register its node again."
+        ": members have different data, and every write is refused. `polisctl cluster status` \
+         has the next step."
     } else {
         "."
     };

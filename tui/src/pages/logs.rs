@@ -4,8 +4,8 @@
 //! their own content.
 //!
 //! Invariants:
-//! - The page marks where entries that it keeps no longer were, so that two entries that
-//!   stand together were logged together, as far as the filter shows them.
+//! - The page marks where entries that it does not keep were, so that two entries that stand
+//!   together were logged together, as far as the filter shows them.
 //! - While the page follows, it lays out only the lines that are on the screen: a flood of
 //!   entries costs no more than a full page.
 //! - Every text is cleaned before it is measured, searched or drawn: others wrote it.
@@ -180,7 +180,8 @@ fn newest(logs: &Logs, of: Of<'_>, width: usize, rows: usize) -> Vec<Line<'stati
 }
 
 /// The number of entries between `entry` and those `before` it that have been dropped by
-/// now. Warnings and errors are kept, so nothing is missing where only those are shown.
+/// now, or are of the audit log. Warnings and errors are kept, so nothing is missing where
+/// only those are shown.
 fn missing_before(before: &[Arc<LogEntry>], entry: &LogEntry, filter: &Filter) -> u64 {
     match before.last() {
         Some(last) if filter.severity < Severity::Warning => {
@@ -192,7 +193,7 @@ fn missing_before(before: &[Arc<LogEntry>], entry: &LogEntry, filter: &Filter) -
 
 /// A note about the `missing` entries between two entries on the screen.
 fn gap(missing: u64) -> Line<'static> {
-    let text = format!("·· {} no longer kept on this page", plural(missing, "line"));
+    let text = format!("·· {} not kept on this page", plural(missing, "line"));
     Row::indented(INDENT).put(DIM, &text).line()
 }
 
@@ -406,7 +407,7 @@ mod tests {
         };
         let all = shown(Severity::Info, None);
         assert_eq!(all.lines().count(), 4, "{all}");
-        assert!(all.contains("45 lines no longer kept on this page"), "{all}");
+        assert!(all.contains("45 lines not kept on this page"), "{all}");
         assert!(all.ends_with(&shown(Severity::Info, Some(2))));
         assert_eq!(shown(Severity::Error, None).lines().count(), 3);
     }
@@ -428,7 +429,7 @@ mod tests {
         assert_eq!(shown("root.c").len(), 1, "there is nothing to stand between");
         let both = shown("root.a");
         assert_eq!(both.len(), 3, "{both:?}");
-        assert_eq!(both[1], "·· 4 lines no longer kept on this page");
+        assert_eq!(both[1], "·· 4 lines not kept on this page");
     }
 
     #[test]

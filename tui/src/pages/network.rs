@@ -1,5 +1,7 @@
 //! The Network page: can others reach this machine, by which address, and for how long?
 
+use std::time::Duration;
+
 use ratatui::text::Line;
 
 use super::load::{self, Chart};
@@ -16,6 +18,9 @@ const FACT: usize = 10;
 
 /// Rows of a chart.
 const ROWS: usize = 2;
+
+/// The shortest rest of a lease that has a length on the screen.
+const LEFT_MIN: Duration = Duration::from_millis(1);
 
 pub(crate) fn content(snapshot: &Snapshot, width: usize) -> Content {
     let network = &snapshot.network;
@@ -167,6 +172,8 @@ fn address_text(address: &Address) -> String {
     };
     let lease = match address.lease {
         None => String::new(),
+        // A renewal would have moved its end; the address goes with the lease.
+        Some(left) if left < LEFT_MIN => ", lease ended: no server renewed it".to_owned(),
         Some(left) => format!(", lease ends in {}", duration(left)),
     };
     format!("{}{source}{lease}", address.cidr)
@@ -245,6 +252,17 @@ mod tests {
             assert!(shown.contains(words), "{words}:\n{shown}");
         }
         assert!(!shown.contains("has no address\n"), "a member needs none:\n{shown}");
+    }
+
+    #[test]
+    fn a_lease_that_has_ended_has_no_rest_of_zero() {
+        let shown = |lease| {
+            let (cidr, source) = ("10.0.2.15/24".to_owned(), "DHCP".to_owned());
+            address_text(&Address { cidr, source, primary: true, lease: Some(lease) })
+        };
+        let ended = "10.0.2.15/24 by DHCP, lease ended: no server renewed it";
+        assert_eq!([Duration::ZERO, LEFT_MIN / 2].map(shown), [ended, ended]);
+        assert_eq!(shown(LEFT_MIN), "10.0.2.15/24 by DHCP, lease ends in 1 ms");
     }
 
     #[test]

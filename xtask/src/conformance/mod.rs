@@ -31,7 +31,7 @@ use std::process::Command;
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use polis_tests::{Outcome, Report, StoryResult};
 
-use self::suite::Suite;
+use self::suite::{Suite, Test};
 use self::table::{Need, Table};
 use crate::{host, image};
 
@@ -68,7 +68,7 @@ pub(crate) struct Args {
     /// the stage pods].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=64))]
     processes: Option<u8>,
-    /// Leave out the tests that upstream marks as slow.
+    /// Leave out the tests that take minutes.
     #[arg(long)]
     quick: bool,
     /// For the stage pods: the workers pull the images of the tests from their registry,
@@ -176,7 +176,7 @@ fn arguments(own: &Path, args: &Args) -> String {
 }
 
 /// Tells the story how to call this command: with all tests, or in an ordinary run without
-/// the slow ones.
+/// those that take minutes.
 pub(crate) fn tell_story(command: &mut Command, all: bool) -> Result<()> {
     let args = Args {
         stage: Stage::Api,
@@ -230,7 +230,7 @@ fn against(args: &Args, kubeconfig: PathBuf) -> Result<()> {
     let program = image::go_program("e2e");
     let names = suite::names(&program)?;
     let (mut wanted, skips) = select(args, names)?;
-    wanted.sort();
+    wanted.sort_by(|one, other| one.name.cmp(&other.name));
     let folder = image::workspace().join(RESULTS).join(args.stage.name());
     if folder.exists() {
         fs::remove_dir_all(&folder)
@@ -271,10 +271,11 @@ fn against(args: &Args, kubeconfig: PathBuf) -> Result<()> {
 }
 
 /// The tests of this run, and all others with the reason.
-fn select(args: &Args, names: Vec<String>) -> Result<(Vec<String>, Vec<Skip>)> {
+fn select(args: &Args, names: Vec<String>) -> Result<(Vec<Test>, Vec<Skip>)> {
     let table = Table::new()?;
     let (mut wanted, mut skips) = (Vec::new(), Vec::new());
     for (name, rule) in table.decide(names)? {
+        let slow = rule.is_slow(&name);
         let filtered =
             !args.filters.is_empty() && !args.filters.iter().any(|part| name.contains(part));
         if rule.need != args.stage.need() {
@@ -285,10 +286,10 @@ fn select(args: &Args, names: Vec<String>) -> Result<(Vec<String>, Vec<Skip>)> {
             skips.push((name, reason));
         } else if filtered {
             skips.push((name, "the filter leaves it out".to_owned()));
-        } else if args.quick && name.contains("[Slow]") {
+        } else if args.quick && slow {
             skips.push((name, "it is slow".to_owned()));
         } else {
-            wanted.push(name);
+            wanted.push(Test { name, slow });
         }
     }
     if wanted.is_empty() {

@@ -37,6 +37,14 @@ pub(super) struct Suite {
     pub(super) awaits_nodes: bool,
 }
 
+/// A test of the suite.
+#[derive(Clone, Debug)]
+pub(super) struct Test {
+    pub(super) name: String,
+    /// It takes minutes.
+    pub(super) slow: bool,
+}
+
 /// The names of all conformance tests, which the suite itself knows.
 ///
 /// # Errors
@@ -63,10 +71,10 @@ impl Suite {
     /// A process cannot be started, or its folder cannot be made.
     pub(super) fn run(
         &self,
-        names: &[String],
+        tests: &[Test],
         show: &(dyn Fn(&StoryResult) + Sync),
     ) -> Result<Vec<StoryResult>> {
-        let (batches, serial) = batches(names);
+        let (batches, serial) = batches(tests);
         let queue = Mutex::new(batches.into_iter().enumerate().collect::<VecDeque<_>>());
         let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
         let work = || -> Result<Vec<StoryResult>> {
@@ -138,14 +146,18 @@ impl Suite {
 }
 
 /// The tests of each process, the slow ones first and alone; and those that follow one by
-/// one.
-fn batches(names: &[String]) -> (Vec<Vec<String>>, Vec<String>) {
+/// one. Tests with similar names wait for the same controller, so each process gets names that
+/// are far apart.
+fn batches(tests: &[Test]) -> (Vec<Vec<String>>, Vec<String>) {
     let (serial, others): (Vec<_>, Vec<_>) =
-        names.iter().cloned().partition(|name| name.contains("[Serial]"));
-    let (slow, others): (Vec<_>, Vec<_>) =
-        others.into_iter().partition(|name| name.contains("[Slow]"));
-    let slow = slow.into_iter().map(|name| vec![name]);
-    (slow.chain(others.chunks(BATCH).map(<[_]>::to_vec)).collect(), serial)
+        tests.iter().partition(|test| test.name.contains("[Serial]"));
+    let (slow, others): (Vec<_>, Vec<_>) = others.into_iter().partition(|test| test.slow);
+    let name = |test: &Test| test.name.clone();
+    let slow = slow.into_iter().map(|test| vec![name(test)]);
+    let count = others.len().div_ceil(BATCH);
+    let batch = |first| others.iter().skip(first).step_by(count).copied().map(name).collect();
+    let batches = slow.chain((0..count).map(batch)).collect();
+    (batches, serial.into_iter().map(name).collect())
 }
 
 /// A regular expression for exactly this text.
@@ -253,14 +265,16 @@ mod tests {
 
     #[test]
     fn slow_tests_come_first_and_serial_ones_last() {
-        let names: Vec<_> = (0..10).map(|number| format!("[sig] {number}")).collect();
-        let others = ["[sig] a [Slow]", "[sig] b [Serial]", "[sig] c [Slow] [Serial]"];
-        let names = [names, others.map(str::to_owned).to_vec()].concat();
-        let (batches, serial) = batches(&names);
-        assert_eq!(serial, ["[sig] b [Serial]", "[sig] c [Slow] [Serial]"]);
+        let test = |name: &str, slow| Test { name: name.to_owned(), slow };
+        let quick = (0..10).map(|number| test(&format!("[sig] {number}"), false));
+        let others = [("[sig] a", true), ("[sig] b [Serial]", false), ("[sig] c [Serial]", true)];
+        let tests: Vec<_> = quick.chain(others.map(|(name, slow)| test(name, slow))).collect();
+        let (batches, serial) = batches(&tests);
+        assert_eq!(serial, ["[sig] b [Serial]", "[sig] c [Serial]"]);
         let sizes: Vec<_> = batches.iter().map(Vec::len).collect();
-        assert_eq!(sizes, [1, BATCH, 2]);
-        assert_eq!(batches[0][0], "[sig] a [Slow]");
+        assert_eq!(sizes, [1, 5, 5]);
+        assert_eq!(batches[0], ["[sig] a"]);
+        assert_eq!(batches[1][..2], ["[sig] 0", "[sig] 2"]);
     }
 
     #[test]

@@ -22,7 +22,16 @@ pub(super) enum Need {
 pub(super) struct Rule {
     beginning: &'static str,
     pub(super) need: Need,
+    /// Whether they take minutes although upstream does not mark them as slow.
+    slow: bool,
     pub(super) reason: &'static str,
+}
+
+impl Rule {
+    /// Whether a test that this rule decides about takes minutes.
+    pub(super) fn is_slow(&self, name: &str) -> bool {
+        self.slow || name.contains("[Slow]")
+    }
 }
 
 /// The whole table.
@@ -39,7 +48,8 @@ impl Table {
         Self::read(include_str!("table.txt"))
     }
 
-    /// Reads headings, `need: reason`, each followed by indented beginnings of names.
+    /// Reads headings, `need: reason` or `need, slow: reason`, each followed by indented
+    /// beginnings of names.
     fn read(text: &'static str) -> Result<Self> {
         let mut rules: Vec<Rule> = Vec::new();
         let mut heading = None;
@@ -52,10 +62,10 @@ impl Table {
                 heading = Some(read_heading(line).with_context(at)?);
                 continue;
             };
-            let (need, reason) = heading.with_context(at)?;
+            let (need, slow, reason) = heading.with_context(at)?;
             let twice = rules.iter().any(|rule| rule.beginning == beginning);
             ensure!(!twice, "{}: {beginning} is listed twice", at());
-            rules.push(Rule { beginning, need, reason });
+            rules.push(Rule { beginning, need, slow, reason });
         }
         Ok(Self(rules))
     }
@@ -86,15 +96,19 @@ impl Table {
     }
 }
 
-fn read_heading(line: &'static str) -> Result<(Need, &'static str)> {
+fn read_heading(line: &'static str) -> Result<(Need, bool, &'static str)> {
     let (need, reason) = line.split_once(": ").context("expected `need: reason`")?;
+    let (need, slow) = match need.strip_suffix(", slow") {
+        Some(need) => (need, true),
+        None => (need, false),
+    };
     let need = match need {
         "api" => Need::Api,
         "pods" => Need::Pods,
         "never" => Need::Never,
         other => bail!("`{other}` is none of api, pods, never"),
     };
-    Ok((need, reason))
+    Ok((need, slow, reason))
 }
 
 #[cfg(test)]
@@ -114,6 +128,15 @@ mod tests {
         assert_eq!(decided[0].1.need, Need::Pods);
         assert_eq!(decided[0].1.reason, "a pod runs");
         assert_eq!(decided[1].1.need, Need::Api);
+    }
+
+    #[test]
+    fn a_test_is_slow_by_its_heading_or_by_the_mark_of_upstream() {
+        let table = Table::read("api: the server\n  [a]\napi, slow: it waits\n  [a] b\n").unwrap();
+        let decided = table.decide(names(&["[a] b", "[a] c", "[a] d [Slow]"])).unwrap();
+        let slow: Vec<_> = decided.iter().map(|(name, rule)| rule.is_slow(name)).collect();
+        assert_eq!(slow, [true, false, true]);
+        assert_eq!(decided[0].1.need, Need::Api);
     }
 
     #[test]

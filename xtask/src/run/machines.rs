@@ -1,6 +1,7 @@
 //! The machines of a run: their size, their files, and how QEMU starts each.
 
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -96,11 +97,7 @@ pub(crate) fn machine(args: &Args, image: &Image, dir: &Path, number: u8) -> Res
                     .with_context(|| format!("cannot remove {}", old.display()))?;
             }
         }
-        polis_qemu::disk::copy(&image.disk, &disk)
-            .and_then(|()| match args.kubernetes {
-                true => polis_qemu::disk::resize(&disk, kubernetes::DISK),
-                false => Ok(()),
-            })
+        new_disk(&image.disk, &disk, args.kubernetes.then_some(kubernetes::DISK))
             .with_context(|| format!("cannot copy the image to {}", disk.display()))?;
     }
     let flash = if args.secure_boot { Flash::Secure } else { Flash::Plain };
@@ -124,6 +121,17 @@ pub(crate) fn machine(args: &Args, image: &Image, dir: &Path, number: u8) -> Res
     })
 }
 
+/// Copies an image to a disk, with another size if one is given. The disk appears whole: otherwise
+/// `--keep` would continue with the unfinished copy of an interrupted run.
+fn new_disk(image: &Path, disk: &Path, size: Option<u64>) -> io::Result<()> {
+    let new = disk.with_extension("new");
+    polis_qemu::disk::copy(image, &new)?;
+    if let Some(size) = size {
+        polis_qemu::disk::resize(&new, size)?;
+    }
+    fs::rename(&new, disk)
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::tests::with;
@@ -140,5 +148,20 @@ mod tests {
         assert_eq!((processors(&[]), processors(&["--tpm"])), (2, 1));
         assert_eq!(processors(&["--tpm", "--cpus", "2"]), 2);
         assert_eq!(processors(&["--tpm", "--kubernetes"]), 2);
+    }
+
+    #[test]
+    fn a_disk_whose_copy_was_not_finished_is_none_to_keep() {
+        let dir = tempfile::tempdir().unwrap();
+        let [image, disk] = ["polis.img", "disk.img"].map(|name| dir.path().join(name));
+        fs::write(&image, "an image").unwrap();
+        // No file has this size.
+        new_disk(&image, &disk, Some(u64::MAX)).unwrap_err();
+        assert!(!kept::disk(&with(&["--keep"]), dir.path()));
+        new_disk(&image, &disk, Some(16)).unwrap();
+        assert!(kept::disk(&with(&["--keep"]), dir.path()));
+        assert_eq!(fs::read(&disk).unwrap(), b"an image\0\0\0\0\0\0\0\0");
+        new_disk(&image, &disk, None).unwrap();
+        assert_eq!(fs::read(&disk).unwrap(), b"an image");
     }
 }

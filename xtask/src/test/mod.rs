@@ -276,20 +276,15 @@ fn kube(report: &mut Report, stories: &Stories<'_>, begun: Option<Behind>) -> Re
     command.env("POLIS_ETCD", image::workspace().join(ETCD));
     command.env("POLIS_KUBE", image::go_program("kube"));
     // Without it, the story says that it is skipped.
-    if conformance::is_built() && stories.has_time(CONFORMANCE) {
+    if conformance::is_built() {
         conformance::tell_story(&mut command, stories.all)?;
     }
     report.stories("kube", &mut command);
     Ok(())
 }
 
-/// Time that has to be left for the conformance tests: their deadline. They take seven minutes on
-/// an idle host, more than all other stories of `kube`, and come last: begun with less, they would
-/// end long after the time of the run.
-const CONFORMANCE: Duration = Duration::from_secs(20 * 60);
-
-/// Longest that a run whose time is limited keeps for the stories of `kube`: the others take two
-/// minutes on an idle host.
+/// Longest that a run whose time is limited keeps for the stories of `kube`: they take six minutes
+/// on an idle host, four of them for the conformance tests, which come last.
 const KEPT: Duration = Duration::from_secs(8 * 60);
 
 /// The moment after which no story of machines begins, where those of `kube` follow: they mostly
@@ -430,11 +425,6 @@ struct Stories<'a> {
 }
 
 impl Stories<'_> {
-    /// Whether so much time is left.
-    fn has_time(&self, time: Duration) -> bool {
-        self.until.is_none_or(|until| until.saturating_duration_since(Instant::now()) >= time)
-    }
-
     /// Whether stories of this file are selected.
     fn select(&self, file: &str) -> bool {
         self.names.as_ref().is_none_or(|names| names.iter().any(|name| name.starts_with(file)))
@@ -518,17 +508,6 @@ mod tests {
         for (left, expected) in [(72, 64), (32, 24), (8, 6), (0, 0)] {
             assert_eq!(before_kube(now, now + minutes(left)), now + minutes(expected), "{left}");
         }
-    }
-
-    #[test]
-    fn the_conformance_tests_begin_only_with_time_to_end() {
-        let within = |time: Option<Duration>| {
-            let until = time.map(|time| Instant::now() + time);
-            Stories { filter: None, names: None, all: false, until, seed: 0 }
-        };
-        assert!(within(None).has_time(CONFORMANCE));
-        assert!(within(Some(2 * CONFORMANCE)).has_time(CONFORMANCE));
-        assert!(!within(Some(KEPT)).has_time(CONFORMANCE));
     }
 
     #[test]

@@ -46,7 +46,7 @@ impl Pace {
     fn intervals(self) -> (u32, u32) {
         match self {
             // etcd wants the second to be at least five times the first.
-            Self::Alone => (25, 125),
+            Self::Alone => (50, 250),
             Self::Lan => (100, 1000),
         }
     }
@@ -211,8 +211,8 @@ mod tests {
         --listen-client-urls unix:///ephemeral/consensus/client.sock
         --listen-client-http-urls unix:///ephemeral/consensus/http.sock
         --advertise-client-urls unix://polis-a:0
-        --heartbeat-interval 25
-        --election-timeout 125
+        --heartbeat-interval 50
+        --election-timeout 250
         --quota-backend-bytes 2147483648
         --snapshot-count 1000
         --experimental-snapshot-catchup-entries 2000

@@ -125,10 +125,15 @@ fn rest_of_round(turn: Duration, members: u32) -> Duration {
     (TURN * members.max(1)).saturating_sub(turn)
 }
 
-/// The way to this member, where it serves and etcd refuses writes.
+/// The way to this member, where it serves and this service must free space.
 fn full(status: &Status) -> Option<(Clients, MemberId)> {
-    let full = status.alarms.contains(&Alarm::NoSpace);
-    status.voter().filter(|_| full).cloned().zip(status.member)
+    status.voter().filter(|_| is_for_us(&status.alarms)).cloned().zip(status.member)
+}
+
+/// Whether these alarms are for this service. Once one alarm is cleared, etcd accepts writes,
+/// although another one is raised; where members have different data, it must not.
+fn is_for_us(alarms: &[Alarm]) -> bool {
+    alarms.contains(&Alarm::NoSpace) && !alarms.contains(&Alarm::Corrupt)
 }
 
 /// How long this member waits for those before it.
@@ -219,6 +224,13 @@ mod tests {
         assert!(is_held_up(true, &mut held), "another one has its own time");
         tokio::time::advance(COPIES_MAX).await;
         assert!(!is_held_up(true, &mut held));
+    }
+
+    #[test]
+    fn no_alarm_is_cleared_while_members_have_different_data() {
+        assert!(is_for_us(&[Alarm::NoSpace]));
+        assert!(!is_for_us(&[Alarm::NoSpace, Alarm::Corrupt]));
+        assert!(!is_for_us(&[Alarm::Corrupt]) && !is_for_us(&[]));
     }
 
     #[test]

@@ -354,6 +354,13 @@ impl<'a> Serving<'a> {
         (self.awaited, self.slow_write) = (None, None);
         let alone = standing == MemberStatus::Voter && seen.members.len() == 1;
         let entered = self.channels.status.borrow().standing != standing;
+        let known = self.channels.status.borrow().alarms.contains(&Alarm::Corrupt);
+        if seen.alarms.contains(&Alarm::Corrupt) && !known {
+            warn!(
+                "members of etcd have different data, and it refuses every write: \
+                 `polisctl cluster status` has the next step"
+            );
+        }
         self.channels.status.send_if_modified(|status| {
             // The keepers beside this one may have changed these since the question.
             let (authorities, snapshots) = (status.authorities, status.snapshots.clone());
@@ -491,7 +498,6 @@ fn alarms(errors: &[String]) -> Vec<Alarm> {
             if error.contains("alarm:NOSPACE") {
                 Some(Alarm::NoSpace)
             } else if error.contains("alarm:CORRUPT") {
-                warn!(error, "the data of a member differs from the others");
                 Some(Alarm::Corrupt)
             } else {
                 None
@@ -513,5 +519,8 @@ mod tests {
             ["memberID:1 alarm:NOSPACE ", "etcdserver: no leader", "memberID:2 alarm:NOSPACE "]
                 .map(str::to_owned);
         assert_eq!(alarms(&errors), [Alarm::NoSpace]);
+        // It names no member.
+        let errors = ["alarm:CORRUPT ", "alarm:NOSPACE ", "alarm:CORRUPT "].map(str::to_owned);
+        assert_eq!(alarms(&errors), [Alarm::NoSpace, Alarm::Corrupt]);
     }
 }

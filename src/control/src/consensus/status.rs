@@ -95,7 +95,7 @@ impl Member {
 pub enum Alarm {
     /// The database reached its quota: writes are refused.
     NoSpace,
-    /// The data of a member differs from the others'.
+    /// Members have different data: writes are refused. etcd 3.5 does not say whose is wrong.
     Corrupt,
 }
 

@@ -11,8 +11,11 @@
 //! Invariants:
 //! - A question is answered once.
 //! - At most [`QUESTIONS_MAX`] questions wait. A machine that is asked anew loses its own first,
-//!   else the oldest one goes. A member asks for room before it is asked: if all members start at
-//!   once, they take turns, and each question that was asked can be answered.
+//!   else the oldest one goes. Each machine that may wait for approval has a place, so that other
+//!   holders of the ticket cannot keep it from its proof.
+//! - At most [`MEMBERS_MAX`] questions to members wait. A member asks for room before it is asked:
+//!   if all members start at once, they take turns, and each question that was asked can be
+//!   answered.
 //! - A member begins at most [`PROOFS_MAX`] proofs in a row, and then one each [`PROOFS_PACE`]:
 //!   each is an operation with a key of its TPM, a check of a signature and a write.
 //!
@@ -30,8 +33,13 @@ use super::budgets::Budgets;
 use polis_wire::attestation::{Answer, Challenge, Error, Keys, REGISTERS, Registers, to_messages};
 use polis_wire::identity::NodeId;
 
-/// A machine answers within seconds, and an operator lets in few at a time.
-const QUESTIONS_MAX: usize = 256;
+/// As many as machines may wait for approval. Each takes 6 KiB at most, most of it the certificate
+/// of the TPM.
+pub(super) const QUESTIONS_MAX: usize = 1024;
+
+/// The questions to members that may wait: a member answers within seconds, and asks again soon
+/// where there is no room.
+const MEMBERS_MAX: usize = 256;
 
 /// The time for which a question of a member keeps its place: longer than a node gives its TPM.
 const ANSWER_MAX: Duration = Duration::from_secs(120);
@@ -65,12 +73,12 @@ struct Asked {
 }
 
 impl Questions {
-    /// Whether one more node may be asked without loss of another question. Questions that
-    /// were not answered in time are forgotten.
+    /// Whether one more member may be asked. Questions that were not answered in time are
+    /// forgotten.
     pub(super) fn has_room(&self, id: NodeId) -> bool {
         let mut waiting = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         waiting.retain(|_, asked| asked.at.elapsed() < ANSWER_MAX);
-        waiting.len() < QUESTIONS_MAX || waiting.contains_key(&id)
+        waiting.len() < MEMBERS_MAX || waiting.contains_key(&id)
     }
 
     /// Asks the TPM that has these keys.
@@ -144,8 +152,10 @@ mod tests {
     use polis_wire::attestation::software::Software;
     use polis_wire::attestation::{Question, qualifier};
 
-    fn node(number: u8) -> NodeId {
-        NodeId::from_public_key(&[number; 32])
+    fn node(number: u16) -> NodeId {
+        let mut key = [0; 32];
+        key[..2].copy_from_slice(&number.to_le_bytes());
+        NodeId::from_public_key(&key)
     }
 
     fn registers() -> Registers {
@@ -221,46 +231,46 @@ mod tests {
     }
 
     #[test]
-    fn questions_are_bounded_and_a_machine_has_one() {
+    fn machines_that_wait_displace_no_question_but_their_own_and_questions_are_bounded() {
         let (questions, tpm) = (Questions::default(), Software::default());
-        let last = u16::try_from(QUESTIONS_MAX).unwrap() + 3;
-        for number in 0..last {
-            let mut key = [0; 32];
-            key[..2].copy_from_slice(&number.to_le_bytes());
-            let id = NodeId::from_public_key(&key);
-            for _time in 0..2 {
-                questions.ask(id, tpm.keys().into_message()).unwrap();
-            }
-            assert!(questions.0.lock().unwrap().contains_key(&id), "{number}");
+        let keys = tpm.keys().into_message();
+        let ask = |number| questions.ask(node(number), keys.clone()).unwrap();
+        let waits = |number| questions.0.lock().unwrap().contains_key(&node(number));
+        let first = ask(0);
+        // As many as may wait beside it, and some of them as often as they can.
+        for number in (1..1024).chain(1..20) {
+            ask(number);
         }
+        let told = answer(&tpm, node(0), first);
+        assert_eq!(questions.judge(node(0), "boot", told, 7).unwrap().unwrap().fault, "");
+        // Beyond that the oldest one goes.
+        ask(0);
+        assert!(waits(20));
+        ask(1024);
+        assert!(!waits(20) && waits(21) && waits(1) && waits(0) && waits(1024));
         assert_eq!(questions.0.lock().unwrap().len(), QUESTIONS_MAX);
     }
 
     #[tokio::test(start_paused = true)]
     async fn members_that_start_at_once_take_turns_and_none_loses_its_question() {
         let (questions, tpm) = (Questions::default(), Software::default());
-        let id = |number: u16| {
-            let mut key = [0; 32];
-            key[..2].copy_from_slice(&number.to_le_bytes());
-            NodeId::from_public_key(&key)
-        };
-        let all = 0..u16::try_from(QUESTIONS_MAX).unwrap();
+        let all = 0..u16::try_from(MEMBERS_MAX).unwrap();
         let mut first = None;
         for number in all {
-            assert!(questions.has_room(id(number)));
-            let question = questions.ask(id(number), tpm.keys().into_message()).unwrap();
+            assert!(questions.has_room(node(number)));
+            let question = questions.ask(node(number), tpm.keys().into_message()).unwrap();
             first.get_or_insert(question);
         }
         // It may be asked anew, and another one waits.
-        assert!(questions.has_room(id(0)) && !questions.has_room(id(1000)));
-        let told = answer(&tpm, id(0), first.unwrap());
-        assert_eq!(questions.judge(id(0), "boot", told, 7).unwrap().unwrap().fault, "");
-        assert!(questions.has_room(id(1000)));
-        questions.ask(id(1000), tpm.keys().into_message()).unwrap();
-        assert!(!questions.has_room(id(1001)));
+        assert!(questions.has_room(node(0)) && !questions.has_room(node(1000)));
+        let told = answer(&tpm, node(0), first.unwrap());
+        assert_eq!(questions.judge(node(0), "boot", told, 7).unwrap().unwrap().fault, "");
+        assert!(questions.has_room(node(1000)));
+        questions.ask(node(1000), tpm.keys().into_message()).unwrap();
+        assert!(!questions.has_room(node(1001)));
         // A member that does not answer keeps no place.
         tokio::time::advance(ANSWER_MAX).await;
-        assert!(questions.has_room(id(1001)));
+        assert!(questions.has_room(node(1001)));
     }
 
     #[test]

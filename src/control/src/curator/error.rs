@@ -66,6 +66,12 @@ pub enum Error {
         /// The node to approve.
         node: String,
     },
+    /// The record has another proof of the TPM than the operator looked at.
+    #[error("{node} has proved another start, or another TPM, since its proof was read")]
+    ProvedAnew {
+        /// The node to approve.
+        node: String,
+    },
     /// The disk is not as the cluster demands.
     #[error("the cluster's storage policy is {policy}, and the disk of the node is {kind}")]
     StoragePolicy {
@@ -310,6 +316,7 @@ impl Error {
             Self::JoinKeyTaken => (PermissionDenied, "join-key-taken"),
             Self::MeshKeyTaken { .. } => (AlreadyExists, "mesh-key-taken"),
             Self::Fingerprint { .. } => (FailedPrecondition, "fingerprint"),
+            Self::ProvedAnew { .. } => (FailedPrecondition, "proved-anew"),
             Self::StoragePolicy { .. } => (FailedPrecondition, "storage-policy"),
             Self::TpmRequired => (FailedPrecondition, "tpm-required"),
             Self::TpmUnproved { .. } => (FailedPrecondition, "tpm-unproved"),
@@ -380,17 +387,19 @@ impl Error {
         failed && !matches!(self, Self::Refused(_))
     }
 
-    /// Whether the store is full: all writes fail, and an operator must act.
-    fn full(&self) -> bool {
+    /// Whether the store is full, or its members have different data: all writes fail, and an
+    /// operator must act.
+    fn refuses_writes(&self) -> bool {
         let Self::Store(store::Error::Store(source)) = self else { return false };
-        matches!(source.downcast_ref(), Some(client::Error::Full { .. }))
+        let refused = source.downcast_ref();
+        matches!(refused, Some(client::Error::Full { .. } | client::Error::Corrupt { .. }))
     }
 }
 
 impl From<Error> for Status {
     fn from(error: Error) -> Self {
         let (code, word) = error.class();
-        let code = if error.full() { Code::ResourceExhausted } else { code };
+        let code = if error.refuses_writes() { Code::ResourceExhausted } else { code };
         // The causes are for the log of this node, except where the caller may do something
         // about them.
         let text = match &error {
@@ -421,11 +430,16 @@ mod tests {
     }
 
     #[test]
-    fn a_full_waiting_room_is_for_the_caller_and_a_full_store_for_the_log() {
+    fn a_full_waiting_room_is_for_the_caller_and_a_store_that_refuses_writes_for_the_log() {
         let full = client::Error::Full { what: "register a node" };
         let full = Error::Store(store::Error::Store(anyhow::Error::new(full)));
         let room = Error::WaitingRoom { waiting: 1024, bytes: 4 << 20 };
-        for (error, trouble) in [(full, true), (room, false), (Error::TicketWrong, false)] {
+        let corrupt = client::Error::Corrupt { what: "register a node" };
+        let corrupt = Error::Store(store::Error::Store(anyhow::Error::new(corrupt)));
+        let stores = [(full, true), (corrupt, true)];
+        for (error, trouble) in
+            stores.into_iter().chain([(room, false), (Error::TicketWrong, false)])
+        {
             assert_eq!(error.is_trouble(), trouble, "{error:?}");
             if !matches!(error, Error::TicketWrong) {
                 assert_eq!(Status::from(error).code(), Code::ResourceExhausted);

@@ -134,12 +134,19 @@ impl<S: pki::Store + Clone> Store<S> {
         Ok(())
     }
 
-    /// Approves a node, whose fingerprint the operator has compared or not.
+    /// Approves a node, whose fingerprint the operator has compared or not; `seen` is the proof of
+    /// its TPM that the operator has looked at.
     ///
     /// # Errors
     ///
-    /// [`Error::Fingerprint`], [`Error::AttestationPolicy`] and the refusals of `state`.
-    pub async fn approve(&self, id: NodeId, spoken: Option<&Spoken>) -> Result<v1::Node, Error> {
+    /// [`Error::Fingerprint`], [`Error::ProvedAnew`], [`Error::AttestationPolicy`] and the refusals
+    /// of `state`.
+    pub async fn approve(
+        &self,
+        id: NodeId,
+        spoken: Option<&Spoken>,
+        seen: Option<&v1::TpmAttestation>,
+    ) -> Result<v1::Node, Error> {
         if let Some(spoken) = spoken {
             let node = self.read::<v1::Node>(&node_key(id)).await?.ok_or(Refusal::Unknown)?;
             let key = identity(id, &node)?.public_key;
@@ -157,6 +164,12 @@ impl<S: pki::Store + Clone> Store<S> {
         let node = self.update(&key, |old: Option<v1::Node>| {
             // One that is in may run a system of a later update.
             if let Some(old) = old.as_ref().filter(|old| old.state() == v1::NodeState::New) {
+                let newest = old.attestation.as_ref();
+                if let Some(seen) = seen
+                    && newest.is_none_or(|newest| !proves_the_same(newest, seen))
+                {
+                    return Err(Error::ProvedAnew { node: id.to_string() });
+                }
                 attestation_policy::check(policy.as_ref(), old.attestation.as_ref())?;
             }
             applied(id, old, Request::Approve, None)
@@ -520,4 +533,11 @@ pub(super) fn misfit(
         Authenticated => "authenticated",
     };
     (!fits).then_some((name, kind))
+}
+
+/// Whether two proofs are of one TPM and one start, which a machine may prove more than once: their
+/// times differ then.
+fn proves_the_same(one: &v1::TpmAttestation, other: &v1::TpmAttestation) -> bool {
+    (&one.keys, &one.registers, &one.fault, &one.boot_id)
+        == (&other.keys, &other.registers, &other.fault, &other.boot_id)
 }

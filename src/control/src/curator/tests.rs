@@ -162,15 +162,15 @@ async fn a_node_lives_from_its_registration_to_its_deletion() {
     let refused = store.enter(identity, commitment()).await;
     assert!(matches!(refused, Err(Error::Refused(Refusal::NotApproved))));
     let other = Fingerprint::of_key(&[8; 32]).to_string().parse().unwrap();
-    let refused = store.approve(identity.id, Some(&other)).await;
+    let refused = store.approve(identity.id, Some(&other), None).await;
     assert!(matches!(refused, Err(Error::Fingerprint { .. })));
     // The key alone could have been prepared: its words do not count.
     let prepared = Fingerprint::of_key(&[2; 32]).words().parse().unwrap();
-    let refused = store.approve(identity.id, Some(&prepared)).await;
+    let refused = store.approve(identity.id, Some(&prepared), None).await;
     assert!(matches!(refused, Err(Error::Fingerprint { .. })));
     let own = Fingerprint::of_registration(&[2; 32], &[4; 16]).unwrap();
     let own = own.words().parse().unwrap();
-    let approved = store.approve(identity.id, Some(&own)).await.unwrap();
+    let approved = store.approve(identity.id, Some(&own), None).await.unwrap();
     assert_eq!(approved.state(), NodeState::Standby);
 
     let plain = Commitment { storage_kind: v1::StorageKind::Insecure, ..commitment() };
@@ -235,7 +235,7 @@ async fn the_record_of_a_machine_is_checked_before_the_policies_of_the_cluster()
     refuses(Refusal::Unknown).await;
     store.register(&ticket, registration(2, 3)).await.unwrap();
     refuses(Refusal::NotApproved).await;
-    store.approve(identity.id, None).await.unwrap();
+    store.approve(identity.id, None, None).await.unwrap();
     assert!(matches!(store.enter(identity, commitment()).await, Err(Error::Store(_))));
     assert!(memory.commit(Vec::new(), vec![Write::Delete(user)]).await.unwrap());
 
@@ -253,7 +253,7 @@ async fn a_node_that_was_removed_since_its_commit_is_given_no_certificate() {
     let identity = Identity::new([2; 32]);
     let certificate = async || store.member_certificate(identity, noon()).await;
     store.register(&ticket, registration(2, 3)).await.unwrap();
-    store.approve(identity.id, None).await.unwrap();
+    store.approve(identity.id, None, None).await.unwrap();
     assert!(matches!(certificate().await, Err(Error::Refused(Refusal::NotUp))));
     store.enter(identity, commitment()).await.unwrap();
     let issued = certificate().await.unwrap();
@@ -281,7 +281,7 @@ async fn a_node_that_the_cluster_has_with_another_join_key_is_not_refused_like_a
     // The answer is the same whatever the state of the node is.
     store.register(&ticket, registration(2, 3)).await.unwrap();
     assert_eq!(asks(4, own).await, Refusal::OtherJoinKey);
-    store.approve(identity.id, None).await.unwrap();
+    store.approve(identity.id, None, None).await.unwrap();
     assert_eq!(asks(4, own).await, Refusal::OtherJoinKey);
     store.enter(identity, commitment()).await.unwrap();
     assert_eq!(asks(4, own).await, Refusal::OtherJoinKey);
@@ -427,7 +427,7 @@ async fn a_cluster_that_requires_a_tpm_admits_no_node_without_one() {
         let machine = Registration { tpm, attestation, ..registration(number, number + 10) };
         let identity = machine.identity;
         store.register(&ticket, machine).await.unwrap();
-        store.approve(identity.id, None).await.unwrap();
+        store.approve(identity.id, None, None).await.unwrap();
         let entered = store.enter(identity, commitment()).await;
         match number {
             2 => assert!(matches!(entered, Err(Error::TpmRequired)), "{entered:?}"),
@@ -474,11 +474,13 @@ async fn a_machine_is_compared_with_the_attestation_policy_until_it_is_in() {
     // Before the approval.
     assert_eq!(set(policy(&[7])).await, policy(&[7]).attestation);
     store.register(&ticket, machine(None)).await.unwrap();
-    assert!(refused(store.approve(id, None).await).contains("proved nothing"));
+    assert!(refused(store.approve(id, None, None).await).contains("proved nothing"));
     store.register(&ticket, machine(Some(started(8)))).await.unwrap();
-    assert!(refused(store.approve(id, None).await).contains("register 11 (kernel image) is 0808"));
+    assert!(
+        refused(store.approve(id, None, None).await).contains("register 11 (kernel image) is 0808")
+    );
     store.register(&ticket, machine(Some(started(7)))).await.unwrap();
-    store.approve(id, None).await.unwrap();
+    store.approve(id, None, None).await.unwrap();
 
     // A proof of an earlier boot of the machine does not count.
     let restarted = Commitment { boot_id: "later".to_owned(), ..commitment() };
@@ -490,7 +492,7 @@ async fn a_machine_is_compared_with_the_attestation_policy_until_it_is_in() {
     store.register(&ticket, machine(Some(started(8)))).await.unwrap();
     let identity = machine(None).identity;
     refused(store.enter(identity, commitment()).await);
-    store.approve(id, None).await.unwrap();
+    store.approve(id, None, None).await.unwrap();
     assert_eq!(set(v1::ClusterConfiguration::default()).await, policy(&[7]).attestation);
     set(policy(&[7, 8])).await;
     assert_eq!(store.enter(identity, commitment()).await.unwrap().state(), NodeState::Up);
@@ -499,12 +501,33 @@ async fn a_machine_is_compared_with_the_attestation_policy_until_it_is_in() {
     set(policy(&[7])).await;
     let join_key = machine(None).join_key;
     store.join(&join_key, None).await.unwrap();
-    store.approve(id, None).await.unwrap();
+    store.approve(id, None, None).await.unwrap();
     assert_eq!(set(policy(&[])).await, None);
     let other = registration(3, 13);
     store.register(&ticket, other.clone()).await.unwrap();
-    store.approve(other.identity.id, None).await.unwrap();
+    store.approve(other.identity.id, None, None).await.unwrap();
     store.enter(other.identity, commitment()).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_machine_is_approved_only_with_the_proof_that_the_operator_looked_at() {
+    let (store, _) = founded().await;
+    let ticket = store.ticket(TicketRequest::Read, 1).await.unwrap().opaque;
+    let machine = |proof| Registration { attestation: Some(proof), ..registration(2, 12) };
+    let (seen, other) = (started(7), started(8));
+    let id = machine(seen.clone()).identity.id;
+    store.register(&ticket, machine(seen.clone())).await.unwrap();
+    // It registers again while the operator thinks.
+    store.register(&ticket, machine(other.clone())).await.unwrap();
+    let refused = store.approve(id, None, Some(&seen)).await;
+    assert!(matches!(refused, Err(Error::ProvedAnew { .. })), "{refused:?}");
+    // The same start was proved again.
+    let earlier = v1::TpmAttestation { at: other.at - 1, ..other.clone() };
+    let approved = store.approve(id, None, Some(&earlier)).await.unwrap();
+    assert_eq!(approved.state(), NodeState::Standby);
+    // The answer was lost, and the call is repeated.
+    store.approve(id, None, Some(&other)).await.unwrap();
+    store.approve(id, None, Some(&seen)).await.unwrap();
 }
 
 /// The leader died between the mark and the certificates, and somebody gives the name again.
@@ -694,7 +717,7 @@ async fn operate(store: &Store<Memory>) {
     let id = first_node().id;
     let set = BTreeMap::from([("zone".to_owned(), "a".to_owned())]);
     let add = Role::record(&[Role::KubernetesWorker]);
-    store.approve(id, None).await.unwrap();
+    store.approve(id, None, None).await.unwrap();
     for change in [
         Request::Labels { set, remove: vec!["missing".to_owned()] },
         Request::Roles { add, remove: v1::NodeRoles::default() },

@@ -12,12 +12,14 @@
 //!   leads to a certificate, however long ago the last one ended.
 //! - A user cannot have a name that a node could have: both are names under one authority.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::SystemTime;
 
 use polis_proto::v1::{self, UserRole};
 use tracing::info;
 
+use super::configuration::seconds;
 use super::error::Error;
 use super::store::{self, OWNER, Outcome, Store, USERS, authority, decode};
 use polis_wire::age::Recipient;
@@ -134,6 +136,21 @@ impl<S: pki::Store + Clone> Store<S> {
         self.revoke(name, Reason::Left, now).await?;
         info!(user = name, "revoked a user");
         Ok(())
+    }
+
+    /// When the newest certificate of each of these users ends, in seconds since 1970.
+    ///
+    /// # Errors
+    ///
+    /// The error of a store that does not answer.
+    pub async fn certificate_ends(
+        &self,
+        users: &[v1::User],
+    ) -> Result<BTreeMap<String, i64>, Error> {
+        // Nodes have theirs of the same authority.
+        let ends = self.certificates().ends(&authority()).await?;
+        let of = |user: &v1::User| Some((user.name.clone(), seconds(*ends.get(&user.name)?)));
+        Ok(users.iter().filter_map(of).collect())
     }
 
     /// The owner with this key who is not revoked.
@@ -322,6 +339,29 @@ mod tests {
         let write = Write::Put(OWNER.to_owned(), owner.encode_to_vec());
         assert!(store.kv.commit(Vec::new(), vec![write]).await.unwrap());
         store
+    }
+
+    #[tokio::test]
+    async fn the_end_of_a_certificate_is_known_for_each_user_and_none_who_was_revoked() {
+        let store = owned(1).await;
+        let now = clock::now();
+        let ann = store.create_user("ann", UserRole::Viewer, &[2; 32], now).await.unwrap();
+        store.create_user("otto", UserRole::Operator, &[3; 32], now).await.unwrap();
+        store.revoke_user("otto", now).await.unwrap();
+        let named = |name: &str| v1::User { name: name.to_owned(), ..Default::default() };
+        let ends = |names: &[&str]| names.iter().map(|name| named(name)).collect::<Vec<_>>();
+        let ends = store.certificate_ends(&ends(&["ann", "otto", "zoe"])).await.unwrap();
+        let first = seconds(Facts::read(&ann.der).unwrap().not_after);
+        assert_eq!(ends, BTreeMap::from([("ann".to_owned(), first)]));
+
+        // That of a user whose last certificate has ended is shown, too.
+        let later = now + Duration::from_secs(100 * 24 * 60 * 60);
+        assert!(seconds(later) > first);
+        let ends = store.certificate_ends(&[named("ann")]).await.unwrap();
+        assert_eq!(ends["ann"], first);
+        store.renew_user("ann", later).await.unwrap();
+        let ends = store.certificate_ends(&[named("ann")]).await.unwrap();
+        assert!(ends["ann"] > seconds(later), "the newest one");
     }
 
     #[tokio::test]

@@ -21,7 +21,7 @@ use time::macros::format_description;
 use super::fold;
 use polis_base::serial;
 use polis_control::curator::audit;
-use polis_runtime::logtree::{Backlog, Entry, Item, Kinds, Query, Reader, Tree};
+use polis_runtime::logtree::{Backlog, Entry, Item, Query, Reader, Tree};
 
 /// Entries that the console can scroll through. A snapshot carries them all.
 const SHOWN_MAX: usize = 500;
@@ -135,20 +135,30 @@ impl Window {
         }
     }
 
+    /// The newest `count` that a screen may show. Where lines of the audit log are among the newest
+    /// of the tree, older entries come in place of them.
+    fn newest(&self, count: usize, severity_min: serial::Severity) -> Vec<Arc<Entry>> {
+        let mut wanted = count;
+        loop {
+            let backlog = Backlog::Last(wanted);
+            let mut found = self.tree.backlog(&Query { severity_min, backlog, ..Query::all() });
+            let is_all = found.len() < wanted;
+            found.retain(|entry| !audit::is_line(entry));
+            if is_all || found.len() >= count {
+                return found.split_off(found.len().saturating_sub(count));
+            }
+            wanted *= 2;
+        }
+    }
+
     /// Takes the newest from the tree, and leaves the known entries as they are.
     fn read_anew(&mut self) {
-        let newest = Query { kinds: Kinds::All, backlog: Backlog::Last(SHOWN_MAX), ..Query::all() };
-        let mut newest = self.tree.backlog(&newest);
-        newest.retain(|entry| !audit::is_line(entry));
+        let newest = self.newest(SHOWN_MAX, serial::Severity::Debug);
         let (Some(first), Some(last)) = (newest.first(), newest.last()) else { return };
         let (first, total) = (first.number, last.number + 1);
-        let wrong = self.tree.backlog(&Query {
-            severity_min: serial::Severity::Warning,
-            // As many of them may be among the newest.
-            backlog: Backlog::Last(WRONG_MAX + SHOWN_MAX),
-            ..Query::all()
-        });
-        let older = wrong.iter().filter(|entry| entry.number < first && !audit::is_line(entry));
+        // As many of them may be among the newest.
+        let wrong = self.newest(WRONG_MAX + SHOWN_MAX, serial::Severity::Warning);
+        let older = wrong.iter().filter(|entry| entry.number < first);
         let known = &self.logs.entries;
         let entry = |entry: &Arc<Entry>| match known
             .binary_search_by_key(&entry.number, |known| known.number)
@@ -219,6 +229,14 @@ mod tests {
         for number in 0..lines {
             say(tree, "root.chatty", serial::Severity::Info, &format!("line {number}"));
         }
+    }
+
+    /// A line of the audit log.
+    fn audited(tree: &Tree, severity: serial::Severity) {
+        let levelled = polis_runtime::logtree::Levelled::new(severity, "audit: DeleteNode");
+        let source = audit::LINES.to_owned();
+        let body = Body::Levelled(polis_runtime::logtree::Levelled { source, ..levelled });
+        tree.append("root.curator", Origin::Service, body);
     }
 
     fn texts(window: &Window) -> Vec<&str> {
@@ -314,10 +332,7 @@ mod tests {
     fn the_lines_of_the_audit_log_are_not_shown() {
         let tree = Tree::new(None);
         let both = |severity| {
-            let levelled = polis_runtime::logtree::Levelled::new(severity, "audit: DeleteNode");
-            let source = audit::LINES.to_owned();
-            let body = Body::Levelled(polis_runtime::logtree::Levelled { source, ..levelled });
-            tree.append("root.curator", Origin::Service, body);
+            audited(&tree, severity);
             say(&tree, "root.curator", severity, "it leads");
         };
         both(serial::Severity::Warning);
@@ -331,6 +346,30 @@ mod tests {
         let texts = texts(&window);
         assert_eq!(texts.iter().filter(|text| **text == "it leads").count(), 3, "{texts:?}");
         assert!(!texts.iter().any(|text| text.starts_with("audit")), "{texts:?}");
+    }
+
+    #[test]
+    fn the_lines_of_the_audit_log_take_the_place_of_no_others() {
+        let tree = Tree::new(None);
+        for _ in 0..=WRONG_MAX {
+            say(&tree, "root.other", serial::Severity::Warning, "wrong");
+        }
+        chatter(&tree, SHOWN_MAX);
+        for _ in 0..3 * SHOWN_MAX {
+            audited(&tree, serial::Severity::Warning);
+        }
+        let mut window = Window::new(&tree);
+        window.catch_up();
+        let texts = texts(&window);
+        assert_eq!(texts.len(), WRONG_MAX + SHOWN_MAX);
+        assert!(texts[..WRONG_MAX].iter().all(|text| *text == "wrong"), "{texts:?}");
+        assert_eq!(texts.last(), Some(&"line 499"));
+        // Nothing but lines of that log.
+        let tree = Tree::new(None);
+        (0..3 * SHOWN_MAX).for_each(|_| audited(&tree, serial::Severity::Info));
+        let mut window = Window::new(&tree);
+        window.catch_up();
+        assert!(window.shown().entries.is_empty());
     }
 
     #[test]

@@ -17,14 +17,15 @@
 //! - The thread asks for the pieces: a slow disk slows the caller down, and no more than the
 //!   queue is in memory.
 
-use std::io::SeekFrom;
+use std::fs::File;
+use std::io::{self, Read as _, SeekFrom};
 use std::time::Duration;
 
 use futures::Stream;
 use polis_bundle::{ClusterVersion, EtcdTarget};
 use polis_proto::v1;
 use polis_proto::v1::update_progress::Phase as Reported;
-use tokio::io::{AsyncReadExt as _, AsyncSeekExt as _};
+use tokio::io::AsyncSeekExt as _;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
@@ -114,25 +115,33 @@ pub(super) async fn fetch(
         status
     })?;
     let unreadable =
-        |error: std::io::Error| Status::internal(format!("cannot read the bundle: {error}"));
+        |error: io::Error| Status::internal(format!("cannot read the bundle: {error}"));
     let mut file = tokio::fs::File::from_std(file);
     let size = file.metadata().await.map_err(unreadable)?.len();
     // A caller that has more than there is has something else.
     let at = if at <= size { at } else { 0 };
     file.seek(SeekFrom::Start(at)).await.map_err(unreadable)?;
+    let file = file.into_std().await;
     let pieces = futures::stream::unfold(Some(file), move |file| async move {
-        let mut file = file?;
-        let mut data = vec![0; PIECE];
-        match file.read(&mut data).await {
-            Ok(0) => None,
-            Ok(count) => {
-                data.truncate(count);
-                Some((Ok(v1::UpdateRequest { data, ..Default::default() }), Some(file)))
+        let file = file?;
+        match attempt(move || piece(file)).await {
+            Ok(Ok((data, _end))) if data.is_empty() => None,
+            Ok(Ok((data, rest))) => {
+                Some((Ok(v1::UpdateRequest { data, ..Default::default() }), Some(rest)))
             }
-            Err(error) => Some((Err(unreadable(error)), None)),
+            Ok(Err(error)) => Some((Err(unreadable(error)), None)),
+            Err(_lost) => Some((Err(refused(&Error::Lost)), None)),
         }
     });
     Ok(resume_at(Response::new(pieces), at))
+}
+
+/// The next piece of a bundle, empty at its end, and the rest. A file of tokio would keep a second
+/// buffer of a piece until the stream ends.
+fn piece(mut file: File) -> io::Result<(Vec<u8>, File)> {
+    let mut data = Vec::with_capacity(PIECE);
+    file.by_ref().take(PIECE as u64).read_to_end(&mut data)?;
+    Ok((data, file))
 }
 
 /// A transfer whose first message is here.

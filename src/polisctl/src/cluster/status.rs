@@ -189,6 +189,7 @@ impl Status {
         let update = self.update.as_ref().and_then(update::View::line);
         lines.extend(update.map(|line| ("update", line)));
         lines.extend(self.kubernetes().map(|state| ("Kubernetes", state)));
+        lines.extend(self.etcd.remedy().map(|advice| ("other data", advice.to_owned())));
         lines.extend(self.overdue().map(|advice| ("overdue", advice)));
         lines.extend(self.former().map(|advice| ("former voter", advice)));
         lines.extend(self.waiting().map(|advice| ("waiting", advice)));
@@ -287,6 +288,15 @@ fn problems(
             problems.push(format!("the etcd member of {name} is learning"));
         }
     }
-    problems.extend(consensus.alarms.iter().map(|alarm| format!("etcd raises {alarm}")));
+    problems.extend(consensus.alarms.iter().map(|alarm| raised(alarm)));
     problems
+}
+
+/// An alarm of etcd as a sentence.
+fn raised(alarm: &str) -> String {
+    let meaning = match alarm == etcd::CORRUPT {
+        true => ": members have different data, and every write is refused",
+        false => "",
+    };
+    format!("etcd raises {alarm}{meaning}")
 }

@@ -121,6 +121,20 @@ fn disks_that_are_lacking_are_named_and_the_cluster_is_healthy_all_the_same() {
 }
 
 #[test]
+fn different_data_of_members_is_a_problem_with_the_next_step() {
+    use v1::{NodeHealth::*, NodeState::*};
+    let alarms = vec!["NOSPACE".to_owned(), "CORRUPT".to_owned()];
+    let nodes = [node(1, Up, Healthy), node(2, Up, Healthy)];
+    let status = Status::of(&info(), &nodes, &v1::ConsensusStatus { alarms, ..consensus() });
+    let [.., full, differs] = &status.problems[..] else { panic!("{:?}", status.problems) };
+    assert_eq!(full, "etcd raises NOSPACE");
+    assert!(differs.starts_with("etcd raises CORRUPT: members have different data"), "{differs}");
+    let text = status.document().unwrap().render(crate::output::Format::Table).unwrap();
+    assert!(text.contains("other data  etcd does not say whose data is wrong"), "{text}");
+    assert!(text.contains("docs/disaster.md"), "{text}");
+}
+
+#[test]
 fn info_says_how_to_find_and_to_trust_the_cluster() {
     use crate::output::Format;
     let document = Info::document(&info()).unwrap();

@@ -114,7 +114,10 @@ fn arguments(context: &str, global: &Global) -> Result<Vec<String>, Error> {
 
 fn utf8(path: &Path) -> Result<String, Error> {
     let text = path.to_str().map(str::to_owned);
-    text.ok_or_else(|| Error::new(format!("{} is not valid UTF-8", path.display())))
+    text.ok_or_else(|| {
+        Error::new(format!("{} is not valid UTF-8", path.display()))
+            .or_help("rename the file or the folder: kubectl reads its path from a file of UTF-8")
+    })
 }
 
 /// The document in a file; `None` if the file is missing or empty.

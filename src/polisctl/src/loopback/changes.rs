@@ -82,6 +82,11 @@ impl Cluster {
         self.tpm.lock().unwrap().pretended = Some(other);
     }
 
+    /// From now on its record has this proof of its TPM.
+    pub(crate) fn has_proved(&self, proof: v1::TpmAttestation) {
+        self.tpm.lock().unwrap().recorded = Some(proof);
+    }
+
     /// From now on there are nodes beside it, none of which answers, and users with the
     /// longest texts that a cluster accepts.
     pub(crate) fn has_a_crowd(&self, world: &World, closed: &str) {

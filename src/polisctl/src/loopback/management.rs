@@ -76,6 +76,7 @@ impl Management for Served {
             registered_at: 1_700_000_000,
             roles: self.kubernetes.roles(),
             name: NAME.to_owned(),
+            attestation: self.tpm.lock().unwrap().recorded.clone(),
             ..Default::default()
         };
         Ok(answers([vec![node], self.crowd(crowd::nodes)].concat()))
@@ -83,9 +84,15 @@ impl Management for Served {
 
     async fn approve_node(
         &self,
-        _request: Request<v1::ApproveNodeRequest>,
+        request: Request<v1::ApproveNodeRequest>,
     ) -> Result<Response<v1::ApproveNodeResponse>, Status> {
-        self.note("ApproveNode");
+        let v1::ApproveNodeRequest { attestation, .. } = request.into_inner();
+        let is_recorded = attestation == self.tpm.lock().unwrap().recorded;
+        self.note(match attestation {
+            None => "ApproveNode",
+            Some(_) if is_recorded => "ApproveNode with the proof in the record",
+            Some(_) => "ApproveNode with another proof",
+        });
         Ok(Response::new(v1::ApproveNodeResponse::default()))
     }
 

@@ -1,5 +1,6 @@
 //! The TPM of the node's machine.
 
+use polis_proto::v1;
 use tonic::Status;
 
 use super::KERNEL;
@@ -14,6 +15,8 @@ pub(super) struct Tpm {
     /// The attestation key that the node names; `None`: that of its TPM.
     pub(super) pretended: Option<Vec<u8>>,
     pub(super) registers: Registers,
+    /// What the record of the node has of it.
+    pub(super) recorded: Option<v1::TpmAttestation>,
 }
 
 impl Default for Tpm {
@@ -21,7 +24,8 @@ impl Default for Tpm {
         let kernel = crate::kernel::tests::kernel(KERNEL);
         let mut registers: Registers = (0..24).map(|number| (number, [7; 32])).collect();
         registers.extend(polis_bundle::registers(&kernel).unwrap());
-        Self { software: Some(Software::default()), pretended: None, registers }
+        let software = Some(Software::default());
+        Self { software, pretended: None, registers, recorded: None }
     }
 }
 

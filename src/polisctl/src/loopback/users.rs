@@ -68,6 +68,7 @@ impl Aaa for Served {
         let role = v1::UserRole::Owner.into();
         let user = v1::User { name: "owner".to_owned(), role, public_key, revoked: false };
         let users = [vec![user], self.crowd(crowd::users)].concat();
-        Ok(Response::new(v1::ListUsersResponse { users }))
+        let certificate_ends = [("owner".to_owned(), 1_700_000_000)].into();
+        Ok(Response::new(v1::ListUsersResponse { users, certificate_ends }))
     }
 }

@@ -8,8 +8,9 @@
 use polis_proto::v1;
 use polis_proto::v1::node_management_client::NodeManagementClient;
 
-use super::{At, Go, Sure, called};
+use super::{At, called};
 use crate::Global;
+use crate::ask::{Go, Sure};
 use crate::error::Error;
 use crate::output::Document;
 use crate::session::Session;

@@ -131,7 +131,8 @@ pub(super) async fn run(arguments: Arguments, global: &Global) -> Result<(), Err
     let several = arguments.nodes.len() > 1;
     let form = Form { wall_clock: arguments.wall_clock || several, node: several };
     if several && arguments.at.at.is_some() {
-        return Err(Error::usage("--at is the address of one node; name one"));
+        return Err(Error::usage("--at is the address of one node, and several are named")
+            .or_help("name one node, or leave --at out: the cluster knows the addresses"));
     }
     let mut session = Session::prepare(global, PATIENCE)?;
     let mut logs = Vec::new();

@@ -15,20 +15,31 @@
 use polis_proto::v1;
 use polis_proto::v1::node_management_client::NodeManagementClient;
 
-use super::{At, Drain, Go, Sure, called, decommissioned, volumes_end};
+use super::drain::Drain;
+use super::removal::{decommissioned, volumes_end};
+use super::{At, called};
 use crate::Global;
+use crate::ask::{Go, Sure};
 use crate::error::Error;
 use crate::output::Document;
 use crate::session::Session;
 
-/// Runs the command.
-pub(super) async fn run(
-    node: &str,
-    at: &At,
+/// Arguments of `node reset`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    /// The node.
+    node: String,
+    #[command(flatten)]
+    at: At,
+    #[command(flatten)]
     drain: Drain,
+    #[command(flatten)]
     sure: Sure,
-    global: &Global,
-) -> Result<(), Error> {
+}
+
+/// Runs the command.
+pub(super) async fn run(arguments: &Arguments, global: &Global) -> Result<(), Error> {
+    let Arguments { node, at, drain, sure } = arguments;
     sure.can_be(global)?;
     let mut session = Session::open(global).await?;
     let found = session.find(node).await?;

@@ -17,7 +17,9 @@ use polis_proto::v1::node_management_client::NodeManagementClient;
 use tokio::time::{Instant, sleep};
 use tonic::Status;
 
-use super::{At, Drain, Go, Sure, view};
+use super::drain::Drain;
+use super::{At, view};
+use crate::ask::{Go, Sure};
 use crate::error::Error;
 use crate::output::Document;
 use crate::session::{PATIENCE, Session, Target, at_most, refused};

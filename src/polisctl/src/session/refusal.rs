@@ -73,6 +73,10 @@ fn help(code: Code, reason: &str) -> Option<&'static str> {
         ("fingerprint", _) => {
             "compare with the machine's screen again; do not approve a fingerprint that differs"
         }
+        ("proved-anew", _) => {
+            "the machine may have another TPM, or run another system, than you have seen: repeat \
+             the command, which reads the newest proof"
+        }
         ("attestation-policy", _) => {
             "start the machine with a system of the policy and without additions: it proves its \
              TPM anew at each start; or set another policy: `polisctl cluster configure \
@@ -145,7 +149,9 @@ fn help(code: Code, reason: &str) -> Option<&'static str> {
              waits for; `polisctl cluster wait` waits for one; check the endpoints, or allow more \
              time: --timeout; a node alone answers `polisctl node status NODE --at HOST`"
         }
-        (_, Code::ResourceExhausted) => "`polisctl etcd status` shows whether the store is full",
+        (_, Code::ResourceExhausted) => {
+            "`polisctl etcd status` shows whether the store is full or has another alarm"
+        }
         (_, Code::Unimplemented) => "the cluster's version does not support this call",
         _ => return None,
     })

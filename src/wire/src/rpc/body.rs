@@ -7,6 +7,7 @@
 //! - A stalled answer is detected: hyper asks for the next piece only once the caller
 //!   has made room for it.
 //! - The streams of a caller together have a bounded number of long messages on their way.
+//! - A stream of a caller counts as open until its answer is dropped, with all that it keeps.
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
@@ -172,9 +173,11 @@ impl Activity {
     }
 }
 
-/// A call under way; dropping it counts it.
+/// A call under way; dropping it counts it, and gives its stream back.
 #[derive(Debug)]
 pub(super) struct Open {
+    /// The stream of a known caller.
+    stream: Option<OwnedSemaphorePermit>,
     metrics: Arc<Metrics>,
     path: String,
     began: Instant,
@@ -188,6 +191,7 @@ pub(super) struct Open {
 impl Open {
     pub(super) fn new(metrics: &Arc<Metrics>, path: &str, activity: &Arc<Activity>) -> Self {
         Self {
+            stream: None,
             metrics: Arc::clone(metrics),
             path: path.to_owned(),
             began: Instant::now(),
@@ -196,6 +200,11 @@ impl Open {
             activity: Arc::clone(activity),
             call: activity.enter(),
         }
+    }
+
+    /// Keeps the stream until the call ends.
+    pub(super) fn keep(&mut self, stream: Option<OwnedSemaphorePermit>) {
+        self.stream = stream;
     }
 
     /// The answer begins; records how the call ended if that is known already.
@@ -211,6 +220,7 @@ impl Drop for Open {
         // A caller that went away before the end has cancelled the call.
         self.metrics.called(&self.path, self.code.unwrap_or(Code::Cancelled), took);
         self.activity.leave(self.call);
+        drop(self.stream.take());
     }
 }
 
@@ -264,7 +274,8 @@ const PIECE: usize = 16 << 10;
 /// hyper takes what a body yields once the caller has room for one byte, and asks for the next at
 /// once. So a whole message would wait in its buffers, where nothing counts it. What a handler
 /// allocates before it waits for something else is not counted here either, nor is the buffer of
-/// tonic: it keeps the room of the longest message until its stream ends.
+/// tonic: it keeps the room of the longest message until its stream ends. The number of streams
+/// bounds both ([`STREAMS_MAX`](super::limits::STREAMS_MAX)).
 #[derive(Debug)]
 pub(super) struct Pieces {
     /// What is left of the message that has begun.

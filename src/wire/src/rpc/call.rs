@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! path in the table? --> access_list? --> rule? --> untrusted: a token? --> service, until its
-//!                          |                                                 deadline
+//!                          |                        known: a stream left?    deadline
 //!                          | a user that is not listed yet: waits [`LISTED_MAX`] at most
 //! ```
 //!
@@ -16,7 +16,7 @@ use std::time::Duration;
 use http::header::CONNECTION;
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode};
 use hyper::body::Incoming;
-use tokio::sync::Semaphore;
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, timeout, timeout_at};
 use tonic::body::Body;
 use tonic::service::Routes;
@@ -29,6 +29,7 @@ use super::access_list::{AccessList, Fallen};
 use super::app::App;
 use super::body::{Activity, Bounded, End, Ending, Load, Open, Outgoing, Pieces, status_code};
 use super::gateway::{Exchange, Gateway, Tunnel, Upgraded};
+use super::limits::{Quota, STREAMS_MAX};
 use super::peer::{Caller, Peer, Role};
 use super::shared::{Refused, Shared};
 use polis_base::sys::clock;
@@ -54,8 +55,8 @@ pub(super) struct Line {
     pub(super) end: Arc<End>,
     /// The requests that are being received.
     load: Load,
-    /// The long messages that its caller may still have under way.
-    answers: Arc<Semaphore>,
+    /// What it shares with the other connections of its caller.
+    quota: Quota,
     /// The way to the server behind a gateway, from the first request on.
     exchange: OnceLock<Arc<dyn Exchange>>,
     /// The upgrade that ended the requests of this connection.
@@ -69,12 +70,12 @@ impl Line {
         reached: Option<Instant>,
         activity: Arc<Activity>,
         end: Arc<End>,
-        answers: Arc<Semaphore>,
+        quota: Quota,
     ) -> Self {
         let (exchange, upgraded) = (OnceLock::new(), Mutex::default());
         let reached = Mutex::new(reached.filter(|_at| caller.peer.is_known()));
         let load = Load::new(shared.limits.messages);
-        Self { shared, caller, reached, activity, end, load, answers, exchange, upgraded }
+        Self { shared, caller, reached, activity, end, load, quota, exchange, upgraded }
     }
 
     /// The tunnel that an upgrade has opened, if one has.
@@ -90,8 +91,9 @@ impl Line {
         let Shared { metrics, app, .. } = &*self.shared;
         let mut open = Open::new(metrics, request.uri().path(), &self.activity);
         self.listed(request.uri().path()).await;
-        let rule = match self.admit(request.uri().path()) {
-            Ok(rule) => rule,
+        let admitted = self.admit(request.uri().path());
+        let (rule, stream) = match admitted.and_then(|rule| Ok((rule, self.begin_stream(rule)?))) {
+            Ok(admitted) => admitted,
             Err(status) => {
                 metrics.refused.up();
                 self.report(request.uri().path(), &status);
@@ -104,6 +106,7 @@ impl Line {
                 return Ok(response);
             }
         };
+        open.keep(stream);
         self.record(request.uri().path(), rule);
         self.proves();
         let mut response = match app {
@@ -114,7 +117,7 @@ impl Line {
         let (ending, pieces) = match app {
             App::Grpc(_) => {
                 open.answered(status_code(response.headers()));
-                let places = rule.streams.then(|| Arc::clone(&self.answers));
+                let places = rule.streams.then(|| Arc::clone(&self.quota.answers));
                 (Ending::Trailers, Some(Pieces::new(places)))
             }
             App::Page(_) | App::Gateway(_) => {
@@ -181,6 +184,23 @@ impl Line {
         let rule = rule?;
         rule.check(&self.caller.peer)?;
         Ok(rule)
+    }
+
+    /// Takes one of the streams of a known caller, where the call is one. A stream over HTTP/1 has
+    /// a connection of its own. Callers without a certificate are bounded by their connections
+    /// alone: their streams have short messages, and of machines that share an address, one could
+    /// take the streams of all.
+    fn begin_stream(&self, rule: &Rule) -> Result<Option<OwnedSemaphorePermit>, Status> {
+        let peer = &self.caller.peer;
+        if !rule.streams || !peer.is_known() || !matches!(self.shared.app, App::Grpc(_)) {
+            return Ok(None);
+        }
+        let stream = Arc::clone(&self.quota.streams).try_acquire_owned();
+        stream.map(Some).map_err(|_none| {
+            let text =
+                format!("{peer} has {STREAMS_MAX} streams open here; end some of them first");
+            Status::resource_exhausted(text)
+        })
     }
 
     /// Whether the caller has no access at all.

@@ -21,7 +21,7 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, Interval, interval, timeout, timeout_at};
 use tokio_rustls::TlsAcceptor;
@@ -32,7 +32,7 @@ use super::access_list::AccessList;
 use super::app::App;
 use super::body::{Activity, End};
 use super::call::Line;
-use super::limits::{Origin, Place};
+use super::limits::{Origin, Place, Quota};
 use super::peer::{self, Caller, Peer};
 use super::shared::Shared;
 use polis_base::sys::clock;
@@ -73,10 +73,10 @@ impl Held {
         }
     }
 
-    fn answers(&self) -> &Arc<Semaphore> {
+    fn quota(&self) -> &Quota {
         match self {
-            Self::Untrusted(place) => &place.answers,
-            Self::Known(place) => &place.answers,
+            Self::Untrusted(place) => &place.quota,
+            Self::Known(place) => &place.quota,
         }
     }
 }
@@ -147,8 +147,8 @@ pub(super) async fn serve(
     };
     trace!(peer = %caller.peer, address = %caller.address, "connected");
     let (activity, end) = (Activity::new(), End::new(&shared.stopping));
-    let answers = Arc::clone(held.answers());
-    let line = Arc::new(Line::new(shared, caller, reached, activity, end, answers));
+    let quota = held.quota().clone();
+    let line = Arc::new(Line::new(shared, caller, reached, activity, end, quota));
     http(&line, &held, TokioIo::new(tls)).await;
 }
 

@@ -26,7 +26,7 @@ use tonic::{Code, Request, Response, Status, Streaming};
 use tracing_subscriber::layer::SubscriberExt as _;
 
 use super::client::Channel;
-use super::limits::ANSWERS_MAX;
+use super::limits::{ANSWERS_MAX, STREAMS_MAX};
 use super::testing::{Authority, Running, SOON, node_id, self_signed};
 use super::*;
 use polis_runtime::logtree::layer::ToTree;
@@ -487,6 +487,37 @@ async fn streams_that_take_nothing_hold_a_bounded_number_of_messages() {
         siege.serves().await;
         assert_eq!(made(), ANSWERS_MAX);
     }
+    siege.running.stop().await;
+}
+
+#[tokio::test]
+async fn the_streams_of_a_caller_are_bounded_on_all_its_connections_together() {
+    let siege = Siege::begin(Limits::default()).await;
+    let (mut clients, mut held) = (Vec::new(), Vec::new());
+    for _connection in 0..2 {
+        let mut client = siege.client().await;
+        for _stream in 0..STREAMS_MAX / 2 {
+            held.push(client.console(v1::ConsoleRequest {}).await.unwrap());
+        }
+        clients.push(client);
+    }
+    let mut next = siege.client().await;
+    let refused = next.console(v1::ConsoleRequest {}).await.unwrap_err();
+    assert_eq!(refused.code(), Code::ResourceExhausted, "{refused}");
+    assert!(refused.message().starts_with("owner ann has 128 streams open here"), "{refused}");
+    // Its other calls are served, and so is another user's stream.
+    next.get_status(v1::GetStatusRequest {}).await.unwrap();
+    let bob = siege.authority.user("bob", Role::Viewer, 4).await;
+    let bob = siege.running.dial(&siege.authority, Some(&bob)).await.unwrap();
+    NodeManagementClient::new(bob.channel).console(v1::ConsoleRequest {}).await.unwrap();
+    // A stream that ends makes room for another.
+    drop(held.pop());
+    let end = Instant::now() + SOON;
+    while next.console(v1::ConsoleRequest {}).await.is_err() {
+        assert!(Instant::now() < end, "the stream that ended still counts");
+        sleep(Duration::from_millis(10)).await;
+    }
+    drop((held, clients));
     siege.running.stop().await;
 }
 

@@ -139,6 +139,11 @@ impl Bucket {
 /// others wait for their turn.
 pub(super) const ANSWERS_MAX: usize = 32;
 
+/// Streams that one node or user may have open, on all its connections: four on each, where an
+/// honest caller has two or three in all. A stream keeps the buffers of its longest message until
+/// it ends, which may be a megabyte.
+pub(super) const STREAMS_MAX: usize = 128;
+
 /// How many callers are remembered: more than untrusted callers can be connected.
 const CALLERS_MAX: usize = 1024;
 
@@ -228,13 +233,23 @@ struct Places<K> {
 #[derive(Debug)]
 struct Part {
     places: usize,
-    /// The long messages that it may still have under way.
-    answers: Arc<Semaphore>,
+    quota: Quota,
 }
 
-impl Part {
+/// What the connections of one kind share. Clones share it.
+#[derive(Clone, Debug)]
+pub(super) struct Quota {
+    /// The long messages that it may still have under way.
+    pub(super) answers: Arc<Semaphore>,
+    /// The streams that it may still open.
+    pub(super) streams: Arc<Semaphore>,
+}
+
+impl Quota {
     fn new() -> Self {
-        Self { places: 0, answers: Arc::new(Semaphore::new(ANSWERS_MAX)) }
+        let [answers, streams] =
+            [ANSWERS_MAX, STREAMS_MAX].map(|max| Arc::new(Semaphore::new(max)));
+        Self { answers, streams }
     }
 }
 
@@ -245,8 +260,8 @@ pub(super) struct Place<K: Ord + Clone> {
     number: u64,
     /// Cancelled when another caller needs the place.
     pub(super) lost: CancellationToken,
-    /// The long messages that its kind may still have under way.
-    pub(super) answers: Arc<Semaphore>,
+    /// What its kind shares.
+    pub(super) quota: Quota,
 }
 
 impl<K: Ord + Clone> Room<K> {
@@ -268,10 +283,11 @@ impl<K: Ord + Clone> Room<K> {
         places.next += 1;
         let lost = CancellationToken::new();
         places.taken.insert(number, (kind.clone(), lost.clone()));
-        let part = places.each.entry(kind).or_insert_with(Part::new);
+        let part = places.each.entry(kind);
+        let part = part.or_insert_with(|| Part { places: 0, quota: Quota::new() });
         part.places += 1;
-        let answers = Arc::clone(&part.answers);
-        Some(Place { room: self.clone(), number, lost, answers })
+        let quota = part.quota.clone();
+        Some(Place { room: self.clone(), number, lost, quota })
     }
 
     /// How many places are taken.

@@ -119,10 +119,18 @@ disable = true
 ///
 /// The compressed form of a layer is deleted once the layer is unpacked: nothing on a node reads it
 /// again, and it counts in the quota of workloads.
+///
+/// What a container writes into its own layer ends with it, so the kernel mounts that layer
+/// `volatile`. Without the option, each unmount flushes the whole file system, on which etcd is,
+/// too. containerd gives the end of a container ten seconds and, where it takes longer, tries again
+/// after pauses that double. Layers of images are unpacked without such a mount.
 fn images(tree: &Root) -> String {
     format!(
         r#"[plugins."io.containerd.service.v1.diff-service"]
 sync_fs = true
+
+[plugins."io.containerd.snapshotter.v1.overlayfs"]
+mount_options = ["volatile"]
 
 [plugins."io.containerd.cri.v1.images"]
 snapshotter = "overlayfs"
@@ -229,6 +237,17 @@ mod tests {
         let text = images(&Root::live());
         // containerd's transfer service, the other way to pull, discards no layer.
         for setting in ["use_local_image_pull = true\n", "discard_unpacked_layers = true\n"] {
+            assert!(text.contains(setting), "{text}");
+        }
+    }
+
+    #[test]
+    fn the_end_of_a_container_flushes_no_disk_and_an_unpacked_layer_does() {
+        let text = images(&Root::live());
+        let overlay = "[plugins.\"io.containerd.snapshotter.v1.overlayfs\"]\n";
+        let volatile = format!("{overlay}mount_options = [\"volatile\"]\n");
+        let settings = [&*volatile, "\nsync_fs = true\n", "image_pull_with_sync_fs = true\n"];
+        for setting in settings {
             assert!(text.contains(setting), "{text}");
         }
     }

@@ -32,6 +32,12 @@ pub enum Error {
         /// The call.
         what: &'static str,
     },
+    /// The data of members differs; only reads still work.
+    #[error("cannot {what}: the members of etcd have different data (`polisctl cluster status`)")]
+    Corrupt {
+        /// The call.
+        what: &'static str,
+    },
     /// etcd understood the call and rejected it.
     #[error("cannot {what}: etcd refuses")]
     Refused {
@@ -70,6 +76,9 @@ impl Error {
             tonic::Code::ResourceExhausted if status.message().contains("space exceeded") => {
                 Self::Full { what }
             }
+            tonic::Code::DataLoss if status.message().contains("corrupt cluster") => {
+                Self::Corrupt { what }
+            }
             _ => Self::Refused { what, source },
         }
     }
@@ -82,7 +91,7 @@ impl Error {
             | Self::Timeout { .. }
             | Self::LeaderChanged { .. }
             | Self::Ended { .. } => true,
-            Self::Full { .. } | Self::Refused { .. } => false,
+            Self::Full { .. } | Self::Corrupt { .. } | Self::Refused { .. } => false,
         }
     }
 
@@ -101,7 +110,29 @@ impl Error {
             Self::Timeout { .. }
             | Self::LeaderChanged { .. }
             | Self::Full { .. }
+            | Self::Corrupt { .. }
             | Self::Ended { .. } => false,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_write_that_etcd_refuses_for_its_alarms_names_the_alarm() {
+        let error = |code, text: &str| {
+            let status = tonic::Status::new(code, text);
+            Error::new("write", etcd_client::Error::GRpcStatus(status))
+        };
+        let corrupt = error(tonic::Code::DataLoss, "etcdserver: corrupt cluster");
+        assert!(matches!(corrupt, Error::Corrupt { .. }), "{corrupt}");
+        assert!(!corrupt.retriable());
+        let full = "etcdserver: mvcc: database space exceeded";
+        let full = error(tonic::Code::ResourceExhausted, full);
+        assert!(matches!(full, Error::Full { .. }), "{full}");
+        let other = error(tonic::Code::DataLoss, "another loss");
+        assert!(matches!(other, Error::Refused { .. }), "{other}");
     }
 }

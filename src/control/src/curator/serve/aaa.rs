@@ -94,8 +94,11 @@ impl Aaa for Handlers {
         &self,
         _request: Request<v1::ListUsersRequest>,
     ) -> Result<Response<v1::ListUsersResponse>, Status> {
-        let directory = self.lead()?.current().await?;
-        let users = directory.borrow().users().cloned().collect();
-        Ok(Response::new(v1::ListUsersResponse { users }))
+        let lead = self.lead()?;
+        let directory = lead.current().await?;
+        let users: Vec<_> = directory.borrow().users().cloned().collect();
+        let ends = lead.store().certificate_ends(&users).await;
+        let certificate_ends = ends.map_err(|error| lead.refuse(error))?;
+        Ok(Response::new(v1::ListUsersResponse { users, certificate_ends }))
     }
 }

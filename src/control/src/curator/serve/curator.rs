@@ -1,43 +1,24 @@
 //! The service `polis.v1.Curator`: the calls of nodes to the control plane.
 
 use std::net::IpAddr;
-use std::time::Duration;
 
 use polis_proto::v1;
 use polis_proto::v1::curator_server::Curator;
-use prost::Message as _;
 use tonic::{Request, Response, Status};
 use tracing::{info, warn};
 
-use super::{Handlers, Lead, Stream, registries, seconds, untrusted, watching};
+use super::{Handlers, Lead, Stream, limits, registries, seconds, untrusted, watching};
 use crate::curator::bounds;
-use crate::curator::budgets::Budgets;
 use crate::curator::convert;
 use crate::curator::error::Error;
 use crate::curator::nodes;
 use crate::curator::reported;
-use crate::curator::state::{self, Commitment, Refusal, Registration, Request as Change, Step};
+use crate::curator::state::{Commitment, Refusal, Registration, Request as Change};
 use crate::curator::{attested, attesting};
 use polis_base::sys::clock;
 use polis_wire::attestation;
 use polis_wire::identity::{Identity, NodeId};
 use polis_wire::rpc::{Caller, Peer};
-
-/// The number of machines that may wait for approval: more than an operator reads through,
-/// and few enough to do no harm.
-const WAITING_MAX: usize = 1024;
-
-/// The bytes of their records together. Every curator keeps them, and every watcher gets them:
-/// the longest labels make one record as large as a hundred others.
-const WAITING_BYTES_MAX: usize = 4 << 20;
-
-/// Changes of its registration that a machine may make in a row: several times those of a start,
-/// in which it proves its TPM to each leader anew.
-const CHANGES_MAX: u32 = 12;
-
-/// The time after which it may make one more. etcd keeps what was replaced for an hour: if all
-/// records that may wait change as often, that is an eighth of its quota.
-const CHANGES_PACE: Duration = Duration::from_secs(60);
 
 /// The calling node, whose access `rpc` has checked.
 fn node<T>(request: &Request<T>) -> Result<NodeId, Status> {
@@ -69,59 +50,6 @@ impl Lead {
             self.handlers.0.refusals.add(who.public_key, from, reason, seconds());
         }
         self.refuse(error)
-    }
-
-    /// Takes the next step of the proof of a member's start; returns the question to its TPM, if
-    /// there is one.
-    async fn prove(
-        &self,
-        id: NodeId,
-        boot_id: &str,
-        keys: Option<v1::TpmKeys>,
-        answer: Option<v1::TpmAnswer>,
-        fault: String,
-    ) -> Result<Option<v1::TpmQuestion>, Error> {
-        let questions = &self.handlers.0.member_questions;
-        let failed = |fault| attesting::failed(boot_id, bounds::tpm_fault(fault), seconds());
-        let decided = |error: attestation::Error| match attesting::is_undecided(&error) {
-            true => Err(Error::TpmUndecided { why: error.to_string() }),
-            false => Ok(failed(error.to_string())),
-        };
-        // An answer needs none: its question had one.
-        let begin = || match self.handlers.0.proofs.take(id, 1) {
-            true => Ok(()),
-            false => Err(Error::TpmProofs),
-        };
-        let proof = match (answer, fault.is_empty()) {
-            // Without a question the answer says nothing: another leader asked. The node
-            // learns with its next heartbeat that it is asked anew.
-            (Some(answer), _) => match questions.judge(id, boot_id, answer, seconds()) {
-                Some(judged) => Some(judged.or_else(decided)?),
-                None => None,
-            },
-            (None, false) => {
-                begin()?;
-                Some(failed(fault))
-            }
-            (None, true) => {
-                let node = self.store().node(id).await?;
-                let Some(keys) = keys.filter(|_keys| attested::awaits(&node, boot_id)) else {
-                    return Ok(None);
-                };
-                if !questions.has_room(id) {
-                    return Err(Error::TpmQuestions);
-                }
-                begin()?;
-                match questions.ask(id, keys) {
-                    Ok(question) => return Ok(Some(question)),
-                    Err(error) => Some(decided(error)?),
-                }
-            }
-        };
-        if let Some(proof) = proof {
-            self.store().change(id, Change::Prove(proof)).await?;
-        }
-        Ok(None)
     }
 }
 
@@ -158,7 +86,7 @@ impl Curator for Handlers {
         let status = bounds::status(status)?;
         let key = convert::mesh_key(&wireguard_public_key, "wireguard_public_key")?;
         // Before etcd is asked for anything.
-        take_status(&self.0.audit.budgets, id)?;
+        limits::take_status(&self.0.audit.budgets, id)?;
         let changed = lead.store().change(id, Change::Status(status)).await;
         changed.map_err(|error| lead.refuse(error))?;
         // Afterwards: the address of a node whose key is refused is needed all the same.
@@ -184,7 +112,7 @@ impl Curator for Handlers {
             )));
         }
         // Before etcd is asked for anything.
-        take_calls(&self.0.audit.budgets, id, count)?;
+        limits::take_calls(&self.0.audit.budgets, id, count)?;
         let entries = calls.into_iter().map(|call| counted(id, call));
         let entries: Option<Vec<_>> = entries.collect();
         let entries = entries.ok_or_else(|| {
@@ -429,67 +357,6 @@ impl Curator for Handlers {
     }
 }
 
-impl Handlers {
-    /// Whether the limits of pending registrations allow one more machine.
-    fn check_room(&self, id: NodeId) -> Result<(), Error> {
-        let directory = self.0.directory.borrow();
-        let nodes = directory.nodes().map(|(_, known)| known.node.as_ref());
-        let (waiting, bytes) = pending(nodes);
-        let full = waiting >= WAITING_MAX || bytes >= WAITING_BYTES_MAX;
-        if full && directory.node(id).is_none() {
-            return Err(Error::WaitingRoom { waiting, bytes });
-        }
-        Ok(())
-    }
-
-    /// Takes a change of its record from the budget of a machine, if it is known.
-    fn take_change(&self, id: NodeId, request: Change) -> Result<(), Error> {
-        let known = self.0.directory.borrow().node(id).map(|known| v1::Node::clone(&known.node));
-        match known {
-            Some(known) => take_change(&self.0.audit.budgets, id, known, request),
-            // The limits of pending registrations bound those.
-            None => Ok(()),
-        }
-    }
-}
-
-/// Takes a request from the budget of a machine, which is kept beside those of nodes, if it changes
-/// the record: a machine that only asks whether it was approved needs none.
-fn take_change(calls: &Budgets, id: NodeId, known: v1::Node, request: Change) -> Result<(), Error> {
-    let budget = calls.beside("registrations", CHANGES_MAX, CHANGES_PACE);
-    if matches!(state::step(Some(known), request), Ok(Step::Put(_))) && !budget.take(id, 1) {
-        return Err(Error::Registrations { max: CHANGES_MAX, seconds: CHANGES_PACE.as_secs() });
-    }
-    Ok(())
-}
-
-/// Takes the calls of a report from the budget of a node. A report without any takes one, too: the
-/// log is read for each.
-fn take_calls(calls: &Budgets, node: NodeId, count: u32) -> Result<(), Status> {
-    if calls.take(node, count.max(1)) {
-        return Ok(());
-    }
-    Err(Status::resource_exhausted(format!(
-        "a node reports at most {} calls at once, and one each {} s after that; it reports the \
-         others later",
-        reported::CALLS_MAX,
-        reported::PACE.as_secs()
-    )))
-}
-
-/// Takes one status from the budget of a node, which is kept beside that of its calls.
-fn take_status(calls: &Budgets, node: NodeId) -> Result<(), Status> {
-    if reported::statuses(calls).take(node, 1) {
-        return Ok(());
-    }
-    Err(Status::resource_exhausted(format!(
-        "a node sends at most {} statuses at once, and one each {} s after that; it sends the \
-         newest later",
-        reported::STATUSES_MAX,
-        reported::STATUS_PACE.as_secs()
-    )))
-}
-
 /// The entry that a node reports, with the number of refusals that the node has counted in it.
 fn counted(node: NodeId, call: v1::AuditEntry) -> Option<v1::AuditEntry> {
     let repeats = call.repeats;
@@ -502,102 +369,9 @@ fn is_known(newest: &[v1::AuditEntry], entry: &v1::AuditEntry) -> bool {
     newest.iter().any(|known| known.repeats == entry.repeats && reported::is_same(known, entry))
 }
 
-/// The number of nodes that wait for approval, and the bytes of their records.
-fn pending<'a>(nodes: impl Iterator<Item = &'a v1::Node>) -> (usize, usize) {
-    nodes
-        .filter(|node| node.state() == v1::NodeState::New)
-        .fold((0, 0), |(count, bytes), node| (count + 1, bytes + node.encoded_len()))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn pending_machines_are_counted_with_the_bytes_of_their_records() {
-        let labels = (0..64).map(|key| (format!("{key:064}"), "x".repeat(256))).collect();
-        let large = v1::Node { state: v1::NodeState::New.into(), labels, ..Default::default() };
-        let up = v1::Node { state: v1::NodeState::Up.into(), ..large.clone() };
-        let nodes = vec![large.clone(); 250];
-        let (waiting, bytes) = pending(nodes.iter().chain([&up]));
-        assert_eq!((waiting, bytes), (250, 250 * large.encoded_len()));
-        assert!(waiting < WAITING_MAX && bytes > WAITING_BYTES_MAX, "{bytes}");
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_node_sends_a_bounded_number_of_statuses_and_then_one_at_a_time() {
-        let (budgets, id) = (reported::budgets(), NodeId::from_public_key(&[1; 32]));
-        for _ in 0..reported::STATUSES_MAX {
-            take_status(&budgets, id).unwrap();
-        }
-        let refused = take_status(&budgets, id).unwrap_err();
-        assert_eq!(refused.code(), tonic::Code::ResourceExhausted);
-        assert!(budgets.take(id, reported::CALLS_MAX), "it reports its calls all the same");
-        take_status(&budgets, NodeId::from_public_key(&[2; 32])).unwrap();
-        tokio::time::advance(reported::STATUS_PACE).await;
-        take_status(&budgets, id).unwrap();
-        assert!(take_status(&budgets, id).is_err());
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_report_without_calls_costs_a_node_as_much_as_one_with_a_call() {
-        let (budgets, id) = (reported::budgets(), NodeId::from_public_key(&[1; 32]));
-        for _ in 0..reported::CALLS_MAX {
-            take_calls(&budgets, id, 0).unwrap();
-        }
-        for count in [0, 1] {
-            let refused = take_calls(&budgets, id, count).unwrap_err();
-            assert_eq!(refused.code(), tonic::Code::ResourceExhausted, "{count}");
-        }
-        tokio::time::advance(reported::PACE).await;
-        take_calls(&budgets, id, 1).unwrap();
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_machine_that_waits_asks_as_often_as_it_likes_and_changes_its_record_seldom() {
-        let (budgets, identity) = (reported::budgets(), Identity::new([7; 32]));
-        let registration = Registration {
-            identity,
-            join_key: [1; 32],
-            tpm: false,
-            labels: std::collections::BTreeMap::new(),
-            address: "192.0.2.1".to_owned(),
-            name: None,
-            now: 5,
-            nonce: [9; 16],
-            attestation: None,
-        };
-        let Ok(Step::Put(new)) = state::step(None, Change::Register(registration.clone())) else {
-            panic!("a new machine has no record")
-        };
-        let new = *new;
-        let take = |id, known: &v1::Node, request: &Change| {
-            take_change(&budgets, id, known.clone(), request.clone())
-        };
-        let asks = Change::Register(registration.clone());
-        let moved = Registration { address: "192.0.2.2".to_owned(), ..registration };
-        let moves = Change::Register(moved);
-        for _ in 0..CHANGES_MAX {
-            take(identity.id, &new, &moves).unwrap();
-        }
-        let refused = take(identity.id, &new, &moves).unwrap_err();
-        assert!(matches!(refused, Error::Registrations { .. }), "{refused}");
-        assert_eq!(Status::from(refused).code(), tonic::Code::ResourceExhausted);
-        take(identity.id, &new, &asks).unwrap();
-        take(NodeId::from_public_key(&[2; 32]), &new, &moves).unwrap();
-        // Approved, it may commit again and again, and each time replaces its keys.
-        let approved = v1::Node { state: v1::NodeState::Standby.into(), ..new };
-        let commits = Change::Commit(Commitment {
-            cluster_unlock_key: vec![1; 32],
-            storage_kind: v1::StorageKind::Encrypted,
-            recovery_key: vec![2; 32],
-            boot_id: String::new(),
-        });
-        assert!(take(identity.id, &approved, &commits).is_err());
-        tokio::time::advance(CHANGES_PACE).await;
-        take(identity.id, &approved, &commits).unwrap();
-        assert!(take(identity.id, &approved, &commits).is_err());
-    }
 
     #[test]
     fn the_refusals_that_a_node_has_counted_are_an_entry_beside_the_first_one() {

@@ -4,7 +4,9 @@
 //! A leader counts the calls that it refuses (`serve::audit`), and a node the calls to itself that
 //! it refuses (`management::calls` of the node). The leader also counts calls that were done and
 //! changed nothing: their code is that of success, and all below holds for them, too. Their object
-//! is a part of their kind: such a call may repeat one whose answer was lost after the change.
+//! is a part of their kind: such a call may repeat one whose answer was lost after the change. So
+//! is that of a call that was cut off, which may have been done: an operator who hangs up before
+//! each answer would leave the first object alone.
 //!
 //! The leader also refuses callers without a certificate of the cluster, which make a new key for
 //! each call. It counts all of them as one caller, [`STRANGERS`]. It counts them, and each node, in
@@ -27,6 +29,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use polis_proto::v1::AuditEntry;
+use tonic::Code;
 
 use polis_wire::audit::OTHER_CALLS;
 
@@ -52,7 +55,8 @@ const OTHERS_KINDS_MAX: usize = 4;
 /// weeks.
 const OTHERS_WINDOWS: u32 = 60;
 
-/// Who made which call, and the code of the refusal; of a call that was done, also its object.
+/// Who made which call, and the code of the refusal; of a call that was done or cut off, also its
+/// object.
 type Kind = (String, String, i32, String);
 
 /// The first refusal of each kind, with the number of the others.
@@ -76,7 +80,10 @@ impl Kinds {
 
     /// Returns the entry to write now, if it is the first of its kind.
     pub fn seen(&mut self, entry: AuditEntry) -> Option<AuditEntry> {
-        let what = if entry.code == 0 { entry.what.clone() } else { String::new() };
+        let what = match Code::from_i32(entry.code) {
+            Code::Ok | Code::Cancelled => entry.what.clone(),
+            _ => String::new(),
+        };
         let kind = (entry.who.clone(), entry.call.clone(), entry.code, what);
         if let Some(first) = self.users.get_mut(&kind).or_else(|| self.others.get_mut(&kind)) {
             first.repeats += 1;
@@ -154,16 +161,19 @@ mod tests {
     }
 
     #[test]
-    fn calls_that_changed_nothing_have_an_entry_for_each_object() {
+    fn calls_that_changed_nothing_or_were_cut_off_have_an_entry_for_each_object() {
         let by = |what: &str, code| {
             let (who, what) = ("operator otto".to_owned(), what.to_owned());
             AuditEntry { who, what, code, ..Default::default() }
         };
         let mut kinds = Kinds::default();
-        for (what, code, is_first) in
-            [("a", 0, true), ("b", 0, true), ("a", 0, false), ("a", 7, true), ("b", 7, false)]
-        {
-            assert_eq!(kinds.seen(by(what, code)).is_some(), is_first, "{what} {code}");
+        for (code, is_first) in [
+            (Code::Ok, [true, true, false]),
+            (Code::Cancelled, [true, true, false]),
+            (Code::PermissionDenied, [true, false, false]),
+        ] {
+            let seen = ["a", "b", "a"].map(|what| kinds.seen(by(what, code.into())).is_some());
+            assert_eq!(seen, is_first, "{code:?}");
         }
     }
 

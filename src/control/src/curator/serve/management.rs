@@ -147,7 +147,7 @@ impl Management for Handlers {
         &self,
         request: Request<v1::ApproveNodeRequest>,
     ) -> Result<Response<v1::ApproveNodeResponse>, Status> {
-        let v1::ApproveNodeRequest { node_id, fingerprint } = request.into_inner();
+        let v1::ApproveNodeRequest { node_id, fingerprint, attestation } = request.into_inner();
         let id = convert::node_id(&node_id, "node_id")?;
         let spoken = match fingerprint.is_empty() {
             true => None,
@@ -156,7 +156,7 @@ impl Management for Handlers {
             })?),
         };
         let lead = self.lead()?;
-        let approved = lead.store().approve(id, spoken.as_ref()).await;
+        let approved = lead.store().approve(id, spoken.as_ref(), attestation.as_ref()).await;
         approved.map_err(|error| lead.refuse(error))?;
         Ok(lead.answer(v1::ApproveNodeResponse { node: Some(lead.info(id).await?) }))
     }

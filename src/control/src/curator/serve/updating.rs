@@ -293,7 +293,8 @@ impl Lead {
             }
         };
         let written = self.store().update(UPDATE, |old: Option<v1::ClusterUpdate>| {
-            let old = old.filter(journal::is_open).ok_or(Error::NoUpdate("goes on"))?;
+            let old = old.filter(|old| journal::takes(old, control));
+            let old = old.ok_or(Error::NoUpdate("goes on"))?;
             let new = journal::controlled(&old, control, seconds());
             if new == old {
                 return Ok(Outcome::Keep(old));

@@ -142,6 +142,13 @@ pub fn begun(
     }
 }
 
+/// Whether an owner may ask this of an update: one that goes on, or to end one that was aborted,
+/// since the answer to the first request may have been lost.
+#[must_use]
+pub fn takes(journal: &v1::ClusterUpdate, control: Control) -> bool {
+    is_open(journal) || (control == Control::Abort && journal.state() == State::Aborted)
+}
+
 /// The journal after an owner's request; the same one where it is so already.
 #[must_use]
 pub fn controlled(journal: &v1::ClusterUpdate, control: Control, now: i64) -> v1::ClusterUpdate {

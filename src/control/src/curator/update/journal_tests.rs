@@ -184,6 +184,12 @@ fn an_update_that_was_ended_gives_no_turn_and_keeps_no_bundle() {
     assert!(!is_open(&world.journal));
     assert_eq!((world.turn(), world.settle()), (None, String::new()));
     assert_eq!(keeps(&world.journal, id(1)), "");
+    // The answer may be lost, and the request repeated.
+    assert!(takes(&world.journal, Control::Abort));
+    assert_eq!(controlled(&world.journal, Control::Abort, world.now + 9), world.journal);
+    assert!(!takes(&world.journal, Control::Resume) && !takes(&world.journal, Control::Pause));
+    world.journal.set_state(State::Done);
+    assert!(!takes(&world.journal, Control::Abort));
 }
 
 #[test]

@@ -48,7 +48,7 @@ use std::time::Duration;
 use futures::channel::mpsc::UnboundedReceiver;
 use rtnetlink::{Handle, MulticastGroup};
 use tokio::sync::watch;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use self::four::Clients;
 use self::kept::Kept;
@@ -59,7 +59,7 @@ use super::change::Changes;
 use super::conflicts::Conflicts;
 use super::holding::Holding;
 use super::observe::Interfaces;
-use super::plan::{Action, Former};
+use super::plan::{Action, Former, Observed};
 use super::primary::Primary;
 use super::{Change, Order, Status};
 use crate::parameters::{self, Asking, Known};
@@ -71,6 +71,10 @@ use polis_runtime::supervisor::Context;
 /// How long an address may take before the console shows what it waits for. A DHCP server
 /// answers within half a second.
 const PATIENCE: Duration = Duration::from_secs(2);
+
+/// A look takes some milliseconds. Where announcements have filled the socket, the kernel drops the
+/// answer to a request, which waits for it without end: the next run asks over another socket.
+const LOOK_MAX: Duration = Duration::from_secs(60);
 
 /// The values that do not change while the node runs.
 #[derive(Clone, Debug)]
@@ -111,6 +115,9 @@ pub enum Error {
     /// The socket to the kernel closed.
     #[error("the kernel closed the network socket")]
     Closed,
+    /// An answer of the kernel is missing.
+    #[error("the kernel has not answered within {} seconds", LOOK_MAX.as_secs())]
+    Slow,
     /// The kernel does not say what there is.
     #[error("cannot read links, addresses and routes")]
     Observe(#[source] rtnetlink::Error),
@@ -224,8 +231,7 @@ impl Run {
         mut notices: UnboundedReceiver<Notice>,
     ) -> Result<std::convert::Infallible, Error> {
         loop {
-            self.change().await?;
-            let observed = self.reconcile().await?;
+            let observed = in_time(Box::pin(self.look())).await?;
             let published = Instant::now();
             let waiting = self.publish(&observed).await;
             match self.next_event(&mut notices, waiting.then_some(published)).await? {
@@ -236,6 +242,17 @@ impl Run {
             }
         }
     }
+
+    /// Puts the network in force that is due, and returns what the kernel has then.
+    async fn look(&mut self) -> Result<Observed, Error> {
+        self.change().await?;
+        self.reconcile().await
+    }
+}
+
+/// The result of a look, or [`Error::Slow`].
+async fn in_time<T>(look: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
+    timeout(LOOK_MAX, look).await.unwrap_or(Err(Error::Slow))
 }
 
 /// The network of the parameters, once it is known whether there are any, and whether there are.
@@ -243,4 +260,19 @@ fn configured(known: &Known) -> Option<(parameters::Network, bool)> {
     let parameters = known.as_ref()?.parameters();
     let network = parameters.map(|parameters| parameters.network.clone());
     Some((network.unwrap_or_default(), parameters.is_some()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::observe::observe;
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_look_whose_answer_is_lost_ends_with_the_reason() {
+        // Nothing reads this socket.
+        let (_connection, handle, _messages) = rtnetlink::new_connection().unwrap();
+        let look = async { observe(&handle, Interfaces::Hardware).await.map_err(Error::Observe) };
+        let error = in_time(Box::pin(look)).await.unwrap_err();
+        assert_eq!(error.to_string(), "the kernel has not answered within 60 seconds");
+    }
 }

@@ -1,5 +1,6 @@
 //! Child processes, with the shell of the build host.
 
+use std::os::fd::AsRawFd as _;
 use std::time::Duration;
 
 use rustix::process::Pid;
@@ -108,6 +109,17 @@ async fn a_child_enters_its_control_group_before_it_runs() {
 async fn a_missing_control_group_is_named() {
     let error = sh("exit 0").cgroup("/no/such").run().await.unwrap_err();
     assert_eq!(error.to_string(), "cannot start /bin/sh in the control group /no/such");
+}
+
+#[tokio::test]
+async fn a_child_gets_no_descriptor_that_a_library_left_open_for_it() {
+    let file = tempfile::tempfile().unwrap();
+    rustix::io::fcntl_setfd(&file, rustix::io::FdFlags::empty()).unwrap();
+    let number = file.as_raw_fd();
+    let own = std::fs::read_link(format!("/proc/self/fd/{number}")).unwrap();
+    let script = format!("/usr/bin/readlink /proc/$$/fd/{number}; true");
+    let childs = String::from_utf8(sh(&script).run().await.unwrap()).unwrap();
+    assert_ne!(childs.trim_end(), own.to_str().unwrap());
 }
 
 #[tokio::test]

@@ -215,7 +215,8 @@ impl Links {
             .at(format!("{path}.addresses"), numbers[0])?;
         let mut read = Vec::with_capacity(addresses.len());
         for (i, address) in addresses.iter().enumerate() {
-            read.push(host_address(address).at(format!("{path}.addresses[{i}]"), numbers[0])?);
+            let address = host_address(address).and_then(|cidr| with_one_prefix(cidr, &read));
+            read.push(address.at(format!("{path}.addresses[{i}]"), numbers[0])?);
         }
         text::at_most(routes.len(), PER_LINK_MAX, "routes")
             .at(format!("{path}.routes"), numbers[1])?;
@@ -355,6 +356,20 @@ fn host_address(text: &str) -> Result<Cidr, Refusal> {
         return Err(Refusal::of(text, allowed));
     }
     Ok(cidr)
+}
+
+/// The kernel has an address of IPv6 once on a link, with the prefix that came first: the node
+/// would add the other one without end. An address of IPv4 may have several prefixes.
+fn with_one_prefix(cidr: Cidr, earlier: &[Cidr]) -> Result<Cidr, Refusal> {
+    let address = cidr.address();
+    let known = earlier.iter().find(|known| known.address() == address && **known != cidr);
+    match known.filter(|_known| address.is_ipv6()) {
+        Some(known) => {
+            let allowed = format!("an address of IPv6 once on a link: leave out this or {known}");
+            Err(Refusal::of(&cidr.to_string(), allowed))
+        }
+        None => Ok(cidr),
+    }
 }
 
 fn route(message: &wire::Route, path: &str) -> Result<Route, Error> {

@@ -240,3 +240,20 @@ fn ipv6_is_one_of_the_enum_and_off_only_without_addresses_and_routes_of_it() {
     let network = NetworkConfiguration { interfaces: vec![interface], ..Default::default() };
     assert_eq!(refused(network).0, "network.interfaces[0].ipv6");
 }
+
+#[test]
+fn an_address_of_ipv6_has_one_prefix_on_its_link() {
+    let with = |addresses: &[&str]| {
+        let bond = Bond { settings: Some(settings(addresses)), ..bond("bond0", &["eth0"]) };
+        of(vec![bond], vec![])
+    };
+    let (path, text) = refused(with(&["2001:db8::1/64", "2001:db8::1/48"]));
+    assert_eq!(path, "network.bonds[0].settings.addresses[1]");
+    assert!(text.contains("2001:db8::1/48") && text.contains("or 2001:db8::1/64"), "{text}");
+    // The same network for two addresses, and the same address on two links.
+    read(with(&["2001:db8::1/64", "2001:db8::2/48"])).unwrap();
+    let tagged = Vlan { settings: Some(settings(&["2001:db8::1/48"])), ..vlan("bond0", 7) };
+    read(NetworkConfiguration { vlans: vec![tagged], ..with(&["2001:db8::1/64"]) }).unwrap();
+    // The kernel has both of IPv4.
+    read(with(&["192.0.2.7/24", "192.0.2.7/16"])).unwrap();
+}

@@ -1,0 +1,129 @@
+//! The terminal of the dashboard: its keys, and when the cluster is looked at again.
+
+use std::time::Duration;
+
+use polis_base::canvas::{Canvas, Colours};
+use polis_tui::Key;
+use tokio::time::sleep;
+
+use super::board::Board;
+use super::look::look;
+use crate::error::Error;
+use crate::screen::{Input, Screen, write};
+use crate::session::{Session, Target};
+
+/// Between two looks at the cluster.
+const PACE: Duration = Duration::from_secs(2);
+
+/// The command of a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wish {
+    Nothing,
+    Leave,
+    Open,
+}
+
+/// Applies a key to the selection.
+fn press(key: Key, selected: &mut usize, count: usize) -> Wish {
+    let last = count.saturating_sub(1);
+    match key {
+        Key::Up | Key::Char('k') => *selected = selected.saturating_sub(1),
+        Key::Down | Key::Char('j') => *selected = (*selected + 1).min(last),
+        Key::Home => *selected = 0,
+        Key::End => *selected = last,
+        Key::Enter => return Wish::Open,
+        Key::Char('q') | Key::Ctrl('c') => return Wish::Leave,
+        _ => {}
+    }
+    Wish::Nothing
+}
+
+/// This terminal, while the dashboard is on it.
+pub(super) struct Desk {
+    screen: Screen,
+    canvas: Canvas,
+    colours: Colours,
+}
+
+impl Desk {
+    pub(super) fn open(colours: Colours) -> Result<Self, Error> {
+        let screen = Screen::open()?;
+        Ok(Self { canvas: Canvas::whole(screen.size(), colours), screen, colours })
+    }
+
+    /// Draws and reads keys; returns the node whose console is wanted, if one is.
+    pub(super) async fn drive(
+        &mut self,
+        session: &Session,
+        board: &mut Board,
+        selected: &mut usize,
+    ) -> Result<Option<Target>, Error> {
+        let mut next = Box::pin(newer(session, board.clone()));
+        loop {
+            *selected = (*selected).min(board.cards.len().saturating_sub(1));
+            write(&self.canvas.draw(|buffer| board.draw(*selected, buffer)))?;
+            let input = tokio::select! {
+                // Cancel-safe per its documentation.
+                input = self.screen.input() => input?,
+                // Cancel-safe: the look is kept, and goes on behind the keys.
+                looked = &mut next => {
+                    match looked {
+                        Ok(looked) => *selected = board.renew(looked, *selected),
+                        Err(error) => board.trouble = Some(error.summary()),
+                    }
+                    next = Box::pin(newer(session, board.clone()));
+                    continue;
+                }
+            };
+            let keys = match input {
+                Input::Leave => return Ok(None),
+                Input::Keys(keys) => keys,
+                Input::Redraw => {
+                    self.canvas = Canvas::whole(self.screen.size(), self.colours);
+                    continue;
+                }
+            };
+            if !keys.is_empty() {
+                board.notice = None;
+            }
+            for key in keys {
+                match press(key, selected, board.cards.len()) {
+                    Wish::Nothing => {}
+                    Wish::Leave => return Ok(None),
+                    Wish::Open => {
+                        let card = board.cards.get(*selected);
+                        if let Some(target) = card.and_then(|card| card.target.clone()) {
+                            return Ok(Some(target));
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The cluster at the next look, which begins after a pause.
+async fn newer(session: &Session, last: Board) -> Result<Board, Error> {
+    sleep(PACE).await;
+    Box::pin(look(session, &last)).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_choose_a_node_and_open_it() {
+        let mut selected = 0;
+        assert_eq!(press(Key::Up, &mut selected, 3), Wish::Nothing);
+        assert_eq!(selected, 0);
+        for _ in 0..5 {
+            assert_eq!(press(Key::Down, &mut selected, 3), Wish::Nothing);
+        }
+        assert_eq!(selected, 2);
+        assert_eq!(press(Key::Enter, &mut selected, 3), Wish::Open);
+        assert_eq!(press(Key::Char('q'), &mut selected, 3), Wish::Leave);
+        assert_eq!(press(Key::Down, &mut selected, 0), Wish::Nothing);
+        assert_eq!(selected, 0, "an empty cluster");
+    }
+}

@@ -1,0 +1,151 @@
+//! Revocation: the CRL of an authority, and the list of what it issued.
+
+use std::time::SystemTime;
+
+use super::{Namespace, check_authority, check_name};
+use crate::pki::store::{Guard, Store, Write};
+use crate::pki::stored::{self, damaged};
+use crate::pki::template::CLOCK_TOLERANCE;
+use crate::pki::{Certificate, Crl, Error, Facts, Reason, Revoked, crl};
+
+/// Attempts at a revocation. Each failed attempt lost a race, so this many in a row
+/// indicate a fault.
+const REVOCATIONS_MAX: u32 = 32;
+
+/// Removals in one transaction: etcd takes 128 operations.
+const PRUNED_AT_ONCE: usize = 100;
+
+impl<S: Store> Namespace<S> {
+    /// Revokes everything that the authority ever issued to `name` and forgets
+    /// the certificate kept under that name. Returns how many entries the CRL gained; a
+    /// second revocation adds no entries.
+    ///
+    /// The subject of a certificate of Kubernetes is not its name: there it revokes everything
+    /// that was issued to the holder of the kept certificate, by the subject and the key.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Lost`] if the CRL or the kept certificate changes at the same moment.
+    pub async fn revoke(
+        &self,
+        authority: &Certificate,
+        name: &str,
+        reason: Reason,
+        now: SystemTime,
+    ) -> Result<usize, Error> {
+        check_name(name)?;
+        check_authority(authority)?;
+        let store = |source| Error::Store { name: authority.name.clone(), source };
+        let [signer_at, signer_key_at, key] =
+            ["certificate", "key", "crl"].map(|leaf| self.authority_key(authority, leaf));
+        let kept_at = self.certificate_key(authority, name, "certificate");
+        // As of one moment: a rotation replaces the CRL together with the key that signs it.
+        let keys = [&*signer_at, &*signer_key_at, &*key, &*kept_at];
+        let [signer, signer_key, stored, kept] = self.read(&authority.name, keys).await?;
+        let signer = stored::authority(&authority.name, signer, signer_key)?;
+        // An authority that does not exist has issued nothing.
+        let Some((signer, _key)) = signer else { return Ok(0) };
+        let stored = stored.ok_or_else(|| damaged(&authority.name, "CRL"))?;
+        let old = Crl::read(&stored.value).ok_or_else(|| damaged(&authority.name, "CRL"))?;
+        // A certificate that is renewed meanwhile may not be in the list below.
+        let unchanged = match &kept {
+            Some(entry) => Guard::Unchanged(kept_at, entry.revision),
+            None => Guard::Absent(kept_at),
+        };
+        let kept = kept.and_then(|entry| Facts::read(&entry.value));
+        let is_its = |facts: &Facts| {
+            let same = |kept: &Facts| {
+                (&kept.subject, kept.public_key) == (&facts.subject, facts.public_key)
+            };
+            facts.subject == name || kept.as_ref().is_some_and(same)
+        };
+        let issued = self.store.list(&self.authority_key(authority, "issued/")).await;
+        let added: Vec<Revoked> = issued
+            .map_err(store)?
+            .iter()
+            .filter_map(|(_, entry)| Facts::read(&entry.value))
+            .filter(|facts| is_its(facts) && !old.revokes(&facts.serial))
+            .map(|facts| Revoked { serial: facts.serial, at: now, reason })
+            .collect();
+        let count = added.len();
+        let forget = |leaf| Write::Delete(self.certificate_key(authority, name, leaf));
+        let mut writes = vec![forget("certificate"), forget("key")];
+        if count > 0 {
+            let revoked = [old.revoked, added].concat();
+            let der = crl::sign(&signer, &authority.name, old.number + 1, &revoked, now)?;
+            writes.push(Write::Put(key.clone(), der));
+        }
+        let guards = vec![Guard::Unchanged(key, stored.revision), unchanged];
+        self.commit(&authority.name, guards, writes).await?;
+        Ok(count)
+    }
+
+    /// Revokes like [`Self::revoke`], again where another writer was faster.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Lost`] if it changes each time, which indicates a fault.
+    pub async fn revoke_surely(
+        &self,
+        authority: &Certificate,
+        name: &str,
+        reason: Reason,
+        now: SystemTime,
+    ) -> Result<usize, Error> {
+        let mut attempts = 1..REVOCATIONS_MAX;
+        loop {
+            match self.revoke(authority, name, reason, now).await {
+                Err(Error::Lost { .. }) if attempts.next().is_some() => {}
+                revoked => return revoked,
+            }
+        }
+    }
+
+    /// Removes the certificates that have ended from the authority's list of what it issued,
+    /// except for revoked ones, which the CRL still names. Returns how many it removed.
+    ///
+    /// It needs no guard: a certificate that has ended stays ended, and its serial number is
+    /// not used again.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Store`] and [`Error::Damaged`].
+    pub async fn prune(&self, authority: &Certificate, now: SystemTime) -> Result<usize, Error> {
+        let store = |source| Error::Store { name: authority.name.clone(), source };
+        let Some(crl) = self.crl(authority).await? else { return Ok(0) };
+        let issued = self.store.list(&self.authority_key(authority, "issued/")).await;
+        let ended = |der: &[u8]| {
+            Facts::read(der).is_some_and(|facts| {
+                // By a clock that runs behind it may still be valid.
+                now > facts.not_after + CLOCK_TOLERANCE && !crl.revokes(&facts.serial)
+            })
+        };
+        let ended: Vec<_> =
+            issued.map_err(store)?.into_iter().filter(|(_, entry)| ended(&entry.value)).collect();
+        for part in ended.chunks(PRUNED_AT_ONCE) {
+            let writes = part.iter().map(|(key, _)| Write::Delete(key.clone())).collect();
+            self.commit(&authority.name, Vec::new(), writes).await?;
+        }
+        Ok(ended.len())
+    }
+
+    /// The authority's CRL as it is stored; `None` if the authority does not exist.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Store`] and [`Error::Damaged`].
+    pub async fn crl(&self, authority: &Certificate) -> Result<Option<Crl>, Error> {
+        let stored = self.store.get(&self.authority_key(authority, "crl")).await;
+        let stored =
+            stored.map_err(|source| Error::Store { name: authority.name.clone(), source })?;
+        stored
+            .map(|entry| Crl::read(&entry.value).ok_or_else(|| damaged(&authority.name, "CRL")))
+            .transpose()
+    }
+
+    /// The key under which an authority's CRL is kept, for watchers.
+    #[must_use]
+    pub fn crl_key(&self, authority: &Certificate) -> String {
+        self.authority_key(authority, "crl")
+    }
+}
