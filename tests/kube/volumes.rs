@@ -17,7 +17,7 @@ use polis_wire::identity::NodeId;
 use polis_wire::node_roles::Role;
 use polis_wire::pki::WorkerPurpose;
 use polis_workload::Api;
-use polis_workload::csi::{DRIVER, Disk, Provisioner, Status, Store};
+use polis_workload::csi::{DRIVER, Disk, Provisioner, Publisher, Status, Store};
 use polis_workload::ground::quota::Projects;
 use serde_json::{Value, json};
 use tokio::sync::watch;
@@ -31,6 +31,8 @@ pub(crate) const STORIES: &[Story] =
 
 const CLAIMS: &str = "/api/v1/namespaces/default/persistentvolumeclaims";
 const VOLUMES: &str = "/api/v1/persistentvolumes";
+const CAPACITIES: &str = "/apis/storage.k8s.io/v1/namespaces/kube-system/csistoragecapacities";
+const NODE_LABEL: &str = "kubernetes.io/hostname";
 const FINALIZER: &str = "local.csi.polis.internal/content";
 /// The UID of a claim that does not exist.
 const UID: &str = "3b0a5f0e-7b1d-4c55-9a0e-2f6d1b8e4a77";
@@ -73,11 +75,11 @@ impl Projects for Memory {
 
 impl Disk for Memory {}
 
-/// A node whose provisioner runs.
+/// A node whose provisioner runs, and which shows its room.
 struct Worker {
     node: NodeId,
     store: Store,
-    running: Running,
+    running: [Running; 2],
 }
 
 impl Worker {
@@ -90,14 +92,34 @@ impl Worker {
         let status = watch::Sender::default();
         let mut seen = status.subscribe();
         let api = controller.worker(WorkerPurpose::Csi, node).await;
+        let publisher = Publisher { api: api.clone(), node, store: store.clone() };
         let provisioner = Provisioner { api, node, store: store.clone(), status };
-        let running = supervise("csi", move |ctx| provisioner.clone().run(ctx));
+        let provisions = supervise("csi", move |ctx| provisioner.clone().run(ctx));
         let watching = until(&mut seen, "the provisioner", |status| {
             (*status == Status::Watching).then_some(())
         });
         patiently(SOON, watching).await.unwrap().unwrap();
-        Self { node, store, running }
+        // As kubelet does, once the records give it the right to it.
+        let name = node.to_string();
+        let own = json!({
+            "apiVersion": "v1", "kind": "Node",
+            "metadata": {"name": &name, "labels": {NODE_LABEL: &name}},
+        });
+        assert_eq!(controller.create("/api/v1/nodes", &own).await.status, 201);
+        let shows = supervise("capacity", move |ctx| publisher.clone().run(ctx));
+        Self { node, store, running: [provisions, shows] }
     }
+}
+
+/// The bytes of a quantity of whole MiB, as the API server writes it.
+fn bytes(quantity: &Value) -> u64 {
+    let text = quantity.as_str().unwrap();
+    let (number, unit) = match (text.strip_suffix("Gi"), text.strip_suffix("Mi")) {
+        (Some(number), _) => (number, GIB),
+        (None, Some(number)) => (number, 1 << 20),
+        (None, None) => (text, 1),
+    };
+    number.parse::<u64>().unwrap() * unit
 }
 
 fn claim(name: &str, node: NodeId, size: &str) -> Value {
@@ -122,6 +144,7 @@ async fn a_claim_gets_a_volume_on_its_node_and_gives_it_back() {
     let worker = Worker::start(&controller).await;
     let (node, master) = (worker.node, controller.master());
     let other = NodeId::from_public_key(&[5; 32]);
+    let room = the_scheduler_sees_the_room(&controller, node).await;
 
     // The class is the one that claims without a class get.
     for (name, node, size) in
@@ -141,6 +164,9 @@ async fn a_claim_gets_a_volume_on_its_node_and_gives_it_back() {
     assert_eq!(volume["spec"]["csi"]["driver"], DRIVER);
     let id = name.parse().unwrap();
     assert_eq!(worker.store.ids().unwrap(), [id]);
+    let capacity = format!("{CAPACITIES}/{node}.local");
+    let smaller = |object: &Value| bytes(&object["capacity"]) <= room - GIB;
+    becomes(&master, &capacity, "the room without the volume", smaller).await;
 
     // It grows.
     let more = json!({"spec": {"resources": {"requests": {"storage": "2Gi"}}}});
@@ -154,7 +180,13 @@ async fn a_claim_gets_a_volume_on_its_node_and_gives_it_back() {
     assert_eq!(worker.store.usage(&id).unwrap().unwrap().limits.bytes, 2 * GIB);
 
     the_owner_reads_why(&controller).await;
+    // The scheduler may select another node for it.
+    let released = |claim: &Value| claim["metadata"]["annotations"][SELECTED_NODE].is_null();
+    let huge = becomes(&master, &format!("{CLAIMS}/huge"), "no node", released).await;
+    assert_eq!(huge["metadata"]["name"], "huge");
+    assert_eq!(huge["spec"]["resources"]["requests"]["storage"], "1Ti");
     it_may_do_nothing_else(&controller, node, other).await;
+    it_shows_and_releases_its_own_alone(&controller, node, other).await;
 
     // Nothing was made for another node, or for what does not fit.
     assert_eq!(worker.store.ids().unwrap(), [name.parse().unwrap()]);
@@ -166,8 +198,90 @@ async fn a_claim_gets_a_volume_on_its_node_and_gives_it_back() {
     assert_eq!(gone.status, 200, "{}", String::from_utf8_lossy(&gone.body));
     becomes(&master, &volume_path, "its end", |object| object["code"] == 404).await;
     assert_eq!(worker.store.ids().unwrap(), []);
-    worker.running.supervisor.stop().await;
+    for running in worker.running {
+        running.supervisor.stop().await;
+    }
     controller.stop().await;
+}
+
+/// Returns the room that the node shows for new volumes.
+async fn the_scheduler_sees_the_room(controller: &Controller, node: NodeId) -> u64 {
+    let (master, name) = (controller.master(), node.to_string());
+    let driver = get(&master, &format!("/apis/storage.k8s.io/v1/csidrivers/{DRIVER}")).await;
+    assert_eq!(driver.unwrap()["spec"]["storageCapacity"], true);
+    let there = |object: &Value| object["kind"] == "CSIStorageCapacity";
+    let path = format!("{CAPACITIES}/{name}.local");
+    let shown = becomes(&master, &path, "the room of the node", there).await;
+    assert_eq!(shown["storageClassName"], "local");
+    assert_eq!(shown["nodeTopology"], json!({"matchLabels": {NODE_LABEL: &name}}));
+    assert_eq!(shown["capacity"], shown["maximumVolumeSize"]);
+    let owner = get(&master, &format!("/api/v1/nodes/{name}")).await.unwrap();
+    assert_eq!(shown["metadata"]["ownerReferences"][0]["uid"], owner["metadata"]["uid"]);
+    let room = bytes(&shown["capacity"]);
+    assert!(room > 8 * GIB && room < 16 * GIB, "{room}");
+    room
+}
+
+/// The driver of a node shows the room of no other one, and changes nothing of a claim but its
+/// status and, where that is its own, the selected node.
+async fn it_shows_and_releases_its_own_alone(controller: &Controller, node: NodeId, other: NodeId) {
+    let driver = controller.api(WorkerPurpose::Csi.name());
+    let capacity = |name: String, namespace: &str, of: NodeId| {
+        json!({
+            "apiVersion": "storage.k8s.io/v1",
+            "kind": "CSIStorageCapacity",
+            "metadata": {"name": name, "namespace": namespace},
+            "nodeTopology": {"matchLabels": {NODE_LABEL: of.to_string()}},
+            "storageClassName": "another",
+            "capacity": "1Ti",
+        })
+    };
+    let elsewhere = "/apis/storage.k8s.io/v1/namespaces/default/csistoragecapacities";
+    let own = format!("{node}.another");
+    let mut all_nodes = capacity(own.clone(), "kube-system", node);
+    all_nodes["nodeTopology"] = json!({});
+    let foreign = capacity(format!("{other}.another"), "kube-system", other);
+    assert_eq!(controller.create(CAPACITIES, &foreign).await.status, 201);
+    let json = [("content-type", "application/json")];
+    let make = async |path: &str, object: &Value| {
+        let body = object.to_string().into_bytes();
+        driver.request(Method::POST, path, &json, body).await.unwrap().status
+    };
+    for (what, path, object) in [
+        ("of another node", CAPACITIES, capacity(format!("{other}.b"), "kube-system", other)),
+        ("by another name", CAPACITIES, capacity(format!("{node}.b"), "kube-system", node)),
+        ("about another node", CAPACITIES, capacity(own.clone(), "kube-system", other)),
+        ("about all nodes", CAPACITIES, all_nodes),
+        ("in another namespace", elsewhere, capacity(own.clone(), "default", node)),
+    ] {
+        assert_eq!(make(path, &object).await, 403, "{what}");
+    }
+    assert_eq!(make(CAPACITIES, &capacity(own, "kube-system", node)).await, 201);
+
+    let merge = [("content-type", "application/merge-patch+json")];
+    let change = async |path: String, change: Value| {
+        let body = change.to_string().into_bytes();
+        driver.request(Method::PATCH, &path, &merge, body).await.unwrap().status
+    };
+    let less = json!({"capacity": "1Gi"});
+    assert_eq!(change(format!("{CAPACITIES}/{other}.another"), less.clone()).await, 403);
+    assert_eq!(change(format!("{CAPACITIES}/{node}.another"), less).await, 200);
+    let none = json!({"metadata": {"annotations": {SELECTED_NODE: null}}});
+    let status = |name: &str| format!("{CLAIMS}/{name}/status");
+    assert_eq!(change(status("elsewhere"), none.clone()).await, 403);
+    for (what, changed) in [
+        ("a label", json!({"metadata": {"labels": {"taken": "yes"}}})),
+        ("the finalizers", json!({"metadata": {"finalizers": null}})),
+        ("another annotation", json!({"metadata": {"annotations": {"taken": "yes"}}})),
+        ("all annotations", json!({"metadata": {"annotations": null}})),
+        ("the node", json!({"metadata": {"annotations": {SELECTED_NODE: other.to_string()}}})),
+    ] {
+        assert_eq!(change(status("data"), changed).await, 403, "{what}");
+    }
+    // Both ways it may: the same status again, and no selected node.
+    let same = json!({"status": {"capacity": {"storage": "2Gi"}}});
+    assert_eq!(change(status("data"), same).await, 200);
+    assert_eq!(change(status("data"), none).await, 200);
 }
 
 async fn the_owner_reads_why(controller: &Controller) {

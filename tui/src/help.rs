@@ -40,7 +40,9 @@ const LOGS: [(&str, &str); 5] = [
     ("End", "follow the newest line again"),
 ];
 
-const LEAVE: (&str, &str) = ("q, Ctrl-C", "leave this console");
+/// `polisctl` reads Ctrl-] itself: it also leaves while a text is typed or a command waits for its
+/// answer.
+const LEAVE: (&str, &str) = ("q, Ctrl-C, Ctrl-]", "leave this console");
 
 /// Where the explanations start.
 const COLUMN: usize = 25;

@@ -5,7 +5,7 @@
 
 use std::{
     fs::{self, File},
-    io::{ErrorKind, Read as _, Write as _},
+    io::{self, ErrorKind, Read, Write as _},
     os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
 };
@@ -24,7 +24,7 @@ use zeroize::Zeroizing;
 use crate::host::Help;
 
 /// Far above the size of a file with a passphrase.
-const FILE_MAX: u64 = 64 * 1024;
+const FILE_MAX: usize = 64 * 1024;
 
 /// Arguments of `cargo xtask keys`.
 #[derive(Debug, clap::Args)]
@@ -103,14 +103,12 @@ fn ask(prompt: &str) -> Result<Zeroizing<String>> {
 }
 
 fn first_line(path: &Path) -> Result<Zeroizing<String>> {
-    let mut text = Zeroizing::new(String::new());
-    let file = File::open(path);
-    let read = file.and_then(|file| file.take(FILE_MAX).read_to_string(&mut text));
+    let read = File::open(path).and_then(text_of);
     if read.as_ref().is_err_and(|error| error.kind() == ErrorKind::InvalidData) {
         return Err(anyhow!("{} is not text", path.display()))
             .context(Help("name a file whose first line is the passphrase".to_owned()));
     }
-    read.with_context(|| format!("cannot read {}", path.display()))?;
+    let text = read.with_context(|| format!("cannot read {}", path.display()))?;
     let metadata = fs::metadata(path).with_context(|| format!("cannot read {}", path.display()))?;
     let mode = metadata.mode() & 0o7777;
     if mode & 0o077 != 0 {
@@ -123,6 +121,14 @@ fn first_line(path: &Path) -> Result<Zeroizing<String>> {
             .context(Help(help));
     }
     Ok(Zeroizing::new(text.lines().next().unwrap_or_default().to_owned()))
+}
+
+/// Reads at most [`FILE_MAX`] bytes of a secret text.
+fn text_of(source: impl Read) -> io::Result<Zeroizing<String>> {
+    // Allocated once: the former buffers of a text that grows are not wiped.
+    let mut text = Zeroizing::new(String::with_capacity(FILE_MAX));
+    source.take(FILE_MAX as u64).read_to_string(&mut text)?;
+    Ok(text)
 }
 
 /// Runs the command.
@@ -191,7 +197,7 @@ fn unless_made(stored: Result<(), signing::Error>) -> Result<(), signing::Error>
 
 /// Writes a file that other users cannot read: whole or not at all, and never over another one,
 /// which stays.
-fn private(path: &Path, text: &str) -> std::io::Result<()> {
+fn private(path: &Path, text: &str) -> io::Result<()> {
     let folder = path.parent().unwrap_or(Path::new("."));
     fs::create_dir_all(folder)?;
     // Only its owner can read it.
@@ -240,6 +246,14 @@ mod tests {
         assert!(error.is::<Help>() && format!("{error:#}").contains("is not text"), "{error:#}");
         let error = format!("{:#}", first_line(Path::new("/dev/null")).unwrap_err());
         assert!(error.contains("name a file") && !error.contains("chmod"), "{error}");
+    }
+
+    #[test]
+    fn a_passphrase_is_read_into_one_buffer() {
+        let read = |text: &str| text_of(text.as_bytes()).unwrap();
+        let (short, long) = (read("horse"), read(&"a".repeat(FILE_MAX)));
+        assert_eq!((short.as_str(), long.len()), ("horse", FILE_MAX));
+        assert_eq!((short.capacity(), long.capacity()), (FILE_MAX, FILE_MAX));
     }
 
     #[test]

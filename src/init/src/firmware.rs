@@ -2,7 +2,8 @@
 //!
 //! What this module does not do: touch a disk. The variables are the firmware's own.
 
-use std::fs;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
 use polis_base::serial::Severity;
@@ -37,10 +38,13 @@ pub(super) fn firmware(machine: &mut Machine, drivers: &mut Drivers) -> Firmware
         return Firmware::default();
     }
     drivers.load(machine, "efivarfs");
-    if let Err(error) = mounts::firmware().apply() {
-        let source = std::error::Error::source(&error).map(ToString::to_string);
-        let text = format!("{error}: {}", source.unwrap_or_default());
-        machine.port.log(Severity::Warning, &text);
+    match mounts::firmware().apply() {
+        Ok(()) => hide(machine, Path::new(mounts::VARIABLES)),
+        Err(error) => {
+            let source = std::error::Error::source(&error).map(ToString::to_string);
+            let text = format!("{error}: {}", source.unwrap_or_default());
+            machine.port.log(Severity::Warning, &text);
+        }
     }
     let variable = |name: &str, vendor| {
         fs::read(Path::new(mounts::VARIABLES).join(format!("{name}-{vendor}"))).unwrap_or_default()
@@ -57,6 +61,16 @@ pub(super) fn firmware(machine: &mut Machine, drivers: &mut Drivers) -> Firmware
     let trial = efivar::on_trial(Path::new(mounts::VARIABLES));
     Firmware { esp, path, trial }
 }
+
+/// Lets root alone into the folder of the variables: the kernel lets every user read them, and one
+/// of them may have a half of a disk's key.
+fn hide(machine: &mut Machine, variables: &Path) {
+    if let Err(error) = fs::set_permissions(variables, Permissions::from_mode(0o700)) {
+        let text = format!("cannot keep {} from other users: {error}", variables.display());
+        machine.port.log(Severity::Warning, &text);
+    }
+}
+
 impl Firmware {
     /// The disk that the machine was started from, in words.
     pub(super) fn wanted(&self) -> String {
@@ -64,5 +78,20 @@ impl Firmware {
             Some(esp) => format!("the disk with partition {esp}"),
             None => "a disk with POLIS-ESP and a system".to_owned(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn root_alone_may_enter_the_folder_of_the_variables() {
+        let variables = tempfile::tempdir().unwrap();
+        // As the kernel mounts it.
+        fs::set_permissions(variables.path(), Permissions::from_mode(0o755)).unwrap();
+        hide(&mut Machine::default(), variables.path());
+        let mode = fs::metadata(variables.path()).unwrap().permissions().mode();
+        assert_eq!(mode & 0o7777, 0o700);
     }
 }

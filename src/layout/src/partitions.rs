@@ -177,6 +177,12 @@ mod tests {
     }
 
     #[test]
+    fn a_snapshot_is_overwritten_whole_whatever_its_size_on_the_esp() {
+        let root = polis_base::files::Root::at(std::path::Path::new("/"));
+        assert!(root.esp.etcd_snapshot.size_max() >= ESP_SIZE);
+    }
+
+    #[test]
     fn a_system_that_grows_moves_nothing_until_it_no_longer_fits() {
         let [before, after] =
             [69_000_000, SYSTEM_SIZE].map(|system| plan("seed", system, 4 << 30).unwrap());

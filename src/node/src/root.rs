@@ -637,6 +637,7 @@ impl Control {
                     door: values.door.clone(),
                     bundles: values.bundles.clone(),
                     drains: values.drains.clone(),
+                    looks: Arc::default(),
                 },
                 calls: values.calls.clone(),
                 tpm: values.tpm.clone(),

@@ -363,23 +363,23 @@ pub(super) fn write(file: &Path, bytes: &[u8]) -> Result<(), Error> {
 
 /// Writes a file through a temporary one beside it.
 fn replace(file: &Path, bytes: &[u8]) -> io::Result<()> {
+    // Random: in two containers with one folder, two processes may have the same ID.
     let mut name = file.file_name().unwrap_or_default().to_owned();
-    name.push(format!(".{}", std::process::id()));
-    let sibling = file.with_file_name(name);
-    // One that a killed process has left, or a link of another user to a file of theirs.
-    let _removed = fs::remove_file(&sibling);
-    let written = fs::OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(&sibling)
-        .and_then(|mut opened| {
-            opened.write_all(bytes)?;
-            opened.sync_all()
-        })
-        .and_then(|()| fs::rename(&sibling, file));
+    name.push(format!(".{:08x}", rand::random::<u32>()));
+    replace_through(&file.with_file_name(name), file, bytes)
+}
+
+/// The same through `sibling`, which must not exist: a link of another user to a file of theirs is
+/// not followed.
+fn replace_through(sibling: &Path, file: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut opened =
+        fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(sibling)?;
+    let written = opened
+        .write_all(bytes)
+        .and_then(|()| opened.sync_all())
+        .and_then(|()| fs::rename(sibling, file));
     if written.is_err() {
-        let _removed = fs::remove_file(&sibling);
+        let _removed = fs::remove_file(sibling);
     }
     written
 }
@@ -486,9 +486,14 @@ mod tests {
         fs::set_permissions(&file, fs::Permissions::from_mode(0o644)).unwrap();
         fs::write(&theirs, "theirs").unwrap();
         // Where the new content is put first.
-        symlink(&theirs, folder.path().join(format!("file.{}", std::process::id()))).unwrap();
-        write(&file, b"secret").unwrap();
+        let sibling = folder.path().join("file.part");
+        symlink(&theirs, &sibling).unwrap();
+        let refused = replace_through(&sibling, &file, b"secret").unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::AlreadyExists);
         assert_eq!(fs::read(&theirs).unwrap(), b"theirs");
+        assert_eq!(fs::read(&file).unwrap(), b"open");
+        fs::remove_file(&sibling).unwrap();
+        write(&file, b"secret").unwrap();
         assert_eq!(fs::read(&file).unwrap(), b"secret");
         assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
         // A link whose file is not there yet.
@@ -497,6 +502,25 @@ mod tests {
         assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
         assert_eq!(fs::read(folder.path().join("new")).unwrap(), b"new");
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 4);
+    }
+
+    #[test]
+    fn two_that_write_a_file_at_once_both_succeed_and_leave_it_whole() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = &folder.path().join("current");
+        // Of one process: as in two containers, both have the same ID.
+        std::thread::scope(|scope| {
+            for content in ["one", "another"] {
+                scope.spawn(move || {
+                    for _turn in 0..20 {
+                        write(file, content.as_bytes()).unwrap();
+                    }
+                });
+            }
+        });
+        let left = fs::read_to_string(file).unwrap();
+        assert!(["one", "another"].contains(&left.as_str()), "{left}");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
     }
 
     proptest::proptest! {

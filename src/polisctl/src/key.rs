@@ -34,7 +34,7 @@ use polis_base::hex;
 use polis_base::sys::terminal::without_echo;
 
 /// Far above the size of a key in PEM.
-const FILE_MAX: u64 = 64 * 1024;
+const FILE_MAX: usize = 64 * 1024;
 /// Far above the length of a typed passphrase.
 const PASSPHRASE_MAX: usize = 1024;
 const ENCRYPTED: &str = "BEGIN ENCRYPTED PRIVATE KEY";
@@ -279,12 +279,13 @@ fn read_text(file: &Path) -> Result<Zeroizing<String>, Error> {
 }
 
 fn text_of(source: impl io::Read, name: &str) -> Result<Zeroizing<String>, Error> {
-    let mut text = Zeroizing::new(String::new());
-    let read = source.take(FILE_MAX + 1).read_to_string(&mut text);
+    // Allocated once: the former buffers of a text that grows are not wiped.
+    let mut text = Zeroizing::new(String::with_capacity(FILE_MAX + 1));
+    let read = source.take(FILE_MAX as u64 + 1).read_to_string(&mut text);
     let fault = match read {
         Err(error) if error.kind() == io::ErrorKind::InvalidData => "is not text".to_owned(),
         Err(error) => return Err(error).doing(|| format!("cannot read {name}")),
-        Ok(_) if text.len() as u64 > FILE_MAX => format!("has more than {FILE_MAX} bytes"),
+        Ok(_) if text.len() > FILE_MAX => format!("has more than {FILE_MAX} bytes"),
         Ok(_) => return Ok(text),
     };
     Err(Error::new(format!("{name} {fault}")).or_help(
@@ -419,6 +420,14 @@ mod tests {
                 assert!(error.contains(&said), "{error}");
             }
         }
+    }
+
+    #[test]
+    fn a_secret_is_read_into_one_buffer() {
+        let read = |bytes: &[u8]| text_of(bytes, "a secret").unwrap();
+        let (short, long) = (read(b"s3cret"), read("a".repeat(FILE_MAX).as_bytes()));
+        assert_eq!((&**short, long.len()), ("s3cret", FILE_MAX));
+        assert_eq!((short.capacity(), long.capacity()), (FILE_MAX + 1, FILE_MAX + 1));
     }
 
     #[test]

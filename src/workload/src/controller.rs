@@ -14,7 +14,7 @@ use super::api::{self, Api, Session};
 use super::certificates::{Trusted, until_an_authority_ends, until_another_key_signs};
 use super::component::{Check, Component, Error, Process};
 use super::credentials::Purpose;
-use super::parts::{Part, PartState, Parts};
+use super::parts::{Part, Parts};
 use super::site::Site;
 use super::{access, args, certificates, confinement, ground, reconciler, tokens};
 use polis_base::cause;
@@ -52,8 +52,8 @@ const START_MAX: Duration = Duration::from_secs(1);
 /// the process may take nine of them.
 const END_MAX: Duration = Duration::from_millis(500);
 
-/// Why a program that leads by a lease does not start yet.
-const WAITS: &str = "it waits until the API server is ready";
+/// Why the programs that need the cluster's own objects do not start yet.
+const WAITS: &str = "it waits until the reconciler has tried to apply the cluster's own objects";
 
 /// Configuration and inputs of the parts. Cloned into every run; holds no progress.
 #[derive(Clone, Debug)]
@@ -112,17 +112,18 @@ impl Controller {
             let controller = api_server.clone();
             async move { Box::pin(controller.api_server(&ctx)).await }
         });
+        let (tries, tried) = watch::channel(false);
         let reconciler = reconciler::Service {
             api: Session::new(&self.master()),
             ca: self.site.run.ca.clone(),
             front_proxy_ca: self.site.run.front_proxy_ca.clone(),
             node: self.node,
             nodes: self.nodes.clone(),
-            tried: watch::Sender::new(false),
+            tried: tries,
             parts: self.parts.clone(),
         };
         ctx.spawn(Part::Reconciler.name(), forever, move |ctx| reconciler.clone().run(ctx));
-        self.start_programs(&ctx, known, signing);
+        self.start_programs(&ctx, &tried, known, signing);
         let access = access::Service {
             site: self.site.clone(),
             node: self.node,
@@ -136,19 +137,21 @@ impl Controller {
         Ok(())
     }
 
-    /// Starts the programs that lead by a lease.
+    /// Starts the programs that need the cluster's own objects.
     fn start_programs(
         &self,
         ctx: &Context,
+        tried: &watch::Receiver<bool>,
         known: watch::Receiver<Trusted>,
         signing: watch::Receiver<Option<String>>,
     ) {
         let forever = Policy::forever();
-        let (manager, lease) = (self.controller_manager(), self.lease("kube-controller-manager"));
+        let (manager, objects) = (self.controller_manager(), tried.clone());
+        let lease = self.lease("kube-controller-manager");
         ctx.spawn(Part::ControllerManager.name(), forever, move |ctx| {
             let (component, part, lease) =
                 (manager.clone(), Part::ControllerManager, lease.clone());
-            let (known, signing) = (known.clone(), signing.clone());
+            let (known, signing, objects) = (known.clone(), signing.clone(), objects.clone());
             let outdated = async move {
                 tokio::select! {
                     // Cancel-safe, both: they wait.
@@ -156,13 +159,14 @@ impl Controller {
                     other = until_another_key_signs(part, signing) => other,
                 }
             };
-            async move { with_lease(component, lease, &ctx, outdated).await }
+            async move { after_objects(component, lease, &ctx, objects, outdated).await }
         });
-        let (scheduler, lease) = (self.scheduler(), self.lease("kube-scheduler"));
+        let (scheduler, objects) = (self.scheduler(), tried.clone());
+        let lease = self.lease("kube-scheduler");
         ctx.spawn(Part::Scheduler.name(), forever, move |ctx| {
-            let (component, lease) = (scheduler.clone(), lease.clone());
+            let (component, lease, objects) = (scheduler.clone(), lease.clone(), objects.clone());
             let outdated = std::future::pending();
-            async move { with_lease(component, lease, &ctx, outdated).await }
+            async move { after_objects(component, lease, &ctx, objects, outdated).await }
         });
     }
 
@@ -254,23 +258,23 @@ impl Controller {
     }
 }
 
-/// Runs a part that leads by a lease, until it is outdated.
+/// Runs a part that needs the cluster's own objects, until it is outdated.
 ///
-/// It waits for the API server, and not for the cluster's own objects: the controller manager needs
-/// the longest of all parts to be ready, and while the API server refuses one of them because of an
-/// admission webhook, only these two programs can bring the pod of that webhook back.
-async fn with_lease(
+/// It waits until the reconciler has tried all of them, or has needed long for that, and not until
+/// it is ready: while the API server refuses one of them because of an admission webhook, only the
+/// scheduler and the controller manager can bring the pod of that webhook back.
+async fn after_objects(
     component: Component,
     lease: Lease,
     ctx: &Context,
+    mut tried: watch::Receiver<bool>,
     outdated: impl Future<Output = Error>,
 ) -> Result<(), Error> {
-    let parts = component.parts.clone();
-    if parts.state(Part::ApiServer) != Some(PartState::Ready) {
-        parts.wait(component.part, WAITS);
+    if !*tried.borrow() {
+        component.parts.wait(component.part, WAITS);
     }
     let inputs = async {
-        parts.ready(Part::ApiServer).await?;
+        until(&mut tried, "the reconciler", |tried| tried.then_some(())).await?;
         // The machine may have lost its power while the program led.
         lease.give_up(lease.start_max).await;
         Ok::<_, Closed>(())
@@ -356,7 +360,7 @@ mod tests {
 
     use super::*;
     use crate::component::STOP_MAX;
-    use crate::parts::Status;
+    use crate::parts::{PartState, Status};
 
     /// A part without a program.
     fn absent(parts: &Parts) -> Component {
@@ -422,10 +426,10 @@ mod tests {
                 let _lost = http1::Builder::new().serve_connection(tls, service_fn(answer)).await;
             }
         };
-        parts.set(Part::ApiServer, PartState::Ready);
+        let (_tries, tried) = watch::channel(true);
         let ended = tokio::select! {
             () = serve => panic!("the server goes on"),
-            ended = with_lease(absent(&parts), lease, &ctx, pending()) => ended,
+            ended = after_objects(absent(&parts), lease, &ctx, tried, pending()) => ended,
         };
         assert!(matches!(ended, Err(Error::Process { .. })), "{ended:?}");
         let each = ["GET", "PATCH"].map(|method| format!("{method} {LEASES}/{name}"));
@@ -439,7 +443,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_program_waits_for_the_api_server_and_for_no_object() {
+    async fn a_program_waits_for_the_attempt_on_the_objects_and_for_no_success() {
         let (ctx, _handles) = Context::for_test();
         let status = watch::Sender::new(Status::default());
         let seen = status.subscribe();
@@ -453,14 +457,15 @@ mod tests {
         let node = NodeId::from_public_key(&[7; 32]);
         let name = "kube-scheduler";
         let lease = Lease { api, node, name, start_max: START_MAX, end_max: END_MAX };
+        let (tries, tried) = watch::channel(false);
         let story = async {
             sleep(Duration::from_secs(60)).await;
             assert_eq!(parts.state(part), Some(PartState::Starting));
             assert_eq!(seen.borrow().fault(part), Some(format!("it is starting: {WAITS}")));
             parts.fail(Part::Reconciler, "cannot apply an object");
-            parts.set(Part::ApiServer, PartState::Ready);
+            tries.send_replace(true);
         };
-        let program = with_lease(absent(&parts), lease, &ctx, pending());
+        let program = after_objects(absent(&parts), lease, &ctx, tried, pending());
         let (ended, ()) = tokio::join!(program, story);
         // It was started: there is no such program.
         assert!(matches!(ended, Err(Error::Process { part: Part::Scheduler, .. })), "{ended:?}");

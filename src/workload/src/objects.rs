@@ -13,8 +13,8 @@
 //! | policy `polis-workers` and its binding | a kubelet of a node without the role Kubernetes worker writes nothing |
 //! | policy `polis-system-namespace` and its binding | operators may change nothing in `kube-system`, whose service accounts and pods could change everything |
 //! | policy `polis-critical-pods` and its binding | no pod outside of `kube-system` and privileged namespaces has a priority by which kubelet never evicts it |
-//! | role `polis:csi` | the storage drivers of workers may keep volumes |
-//! | policies `polis-csi-volumes`, `polis-csi-claims` and their bindings | a storage driver makes and removes volumes of its own node and driver only, gives them no other claim, and changes the status of claims of its node |
+//! | role `polis:csi` | the storage drivers of workers may keep volumes, and show their room |
+//! | policies `polis-csi-volumes`, `polis-csi-claims`, `polis-csi-capacities` and their bindings | a storage driver makes and removes volumes of its own node and driver only, gives them no other claim, changes the status of claims of its node and takes that node off them, and shows the room of its node |
 //! | driver `local.csi.polis.internal`, storage class `local` | volumes on the node of their pod; a claim without a class gets this one |
 //! | runtime class `runc` | pods may name the runtime that they get anyway |
 //! | runtime class `gvisor` | pods may ask for a kernel of their own, on nodes that have it |
@@ -38,7 +38,7 @@ use std::collections::BTreeMap;
 use serde_json::{Value, json};
 
 use super::credentials::KUBELET_CLIENT;
-use super::csi::names::{CLASS, DRIVER, FINALIZER, NODE_LABEL, SELECTED_NODE};
+use super::csi::names::{CAPACITIES, CLASS, DRIVER, FINALIZER, NODE_LABEL, SELECTED_NODE};
 use super::runtime::gvisor;
 use polis_wire::identity::NodeId;
 use polis_wire::pki::{CSI_GROUP, CSI_USER, WorkerPurpose};
@@ -103,6 +103,7 @@ const PROXIER: &str = "system:node-proxier";
 const CSI: &str = "polis:csi";
 const CSI_VOLUMES: &str = "polis-csi-volumes";
 const CSI_CLAIMS: &str = "polis-csi-claims";
+const CSI_CAPACITIES: &str = "polis-csi-capacities";
 
 /// The memory of gVisor's processes in a pod with one idle container, rounded up
 /// (`docs/worker.md` has the measurement).
@@ -129,6 +130,8 @@ pub(super) fn all() -> Vec<Object> {
         policy_binding(CSI_VOLUMES),
         csi_claims(),
         policy_binding(CSI_CLAIMS),
+        csi_capacities(),
+        policy_binding(CSI_CAPACITIES),
         // This one refuses kubelets without the role, so the role is first.
         worker(),
         workers_guard(),
@@ -243,7 +246,10 @@ fn csi_role() -> Object {
         rule("", "persistentvolumeclaims", &["get", "list", "watch"]),
         rule("", "persistentvolumeclaims/status", &["patch"]),
         rule("", "events", &["create"]),
-        rule("storage.k8s.io", "storageclasses", &["get"]),
+        rule("storage.k8s.io", "storageclasses", &["get", "watch"]),
+        rule("storage.k8s.io", "csistoragecapacities", &["get", "create", "patch"]),
+        // The object that shows the room belongs to the Node, by its UID.
+        rule("", "nodes", &["get"]),
     ]);
     object("ClusterRole", "clusterroles", CSI, &[("rules", rules)])
 }
@@ -285,20 +291,59 @@ fn csi_volumes() -> Object {
         format!("request.operation != 'UPDATE' || ({same})"),
         format!("request.operation != 'UPDATE' || {kept}"),
     ];
-    csi_policy(CSI_VOLUMES, &["CREATE", "UPDATE", "DELETE"], "persistentvolumes", &expressions)
+    let operations = ["CREATE", "UPDATE", "DELETE"];
+    csi_policy(CSI_VOLUMES, &operations, ("", "persistentvolumes"), &expressions)
 }
 
-/// The policy that holds a storage driver to claims of its node.
+/// The policy that holds a storage driver to claims of its node. A request that changes the status
+/// may change the metadata, too: of that, the driver only takes its node off.
 fn csi_claims() -> Object {
     let selected = format!(
         "has(oldObject.metadata.annotations) \
          && '{SELECTED_NODE}' in oldObject.metadata.annotations \
          && '{CSI_USER}' + oldObject.metadata.annotations['{SELECTED_NODE}'] == request.userInfo.username",
     );
-    csi_policy(CSI_CLAIMS, &["UPDATE"], "persistentvolumeclaims/status", &[selected])
+    // The API server itself sets the last two.
+    let changed = "['annotations', 'managedFields', 'resourceVersion']";
+    let same = format!(
+        "object.metadata.all(field, field in {changed} || (field in oldObject.metadata \
+         && object.metadata[field] == oldObject.metadata[field])) \
+         && oldObject.metadata.all(field, field in {changed} || field in object.metadata)"
+    );
+    let no_other = "!has(object.metadata.annotations) || object.metadata.annotations.all(one, \
+                    one in oldObject.metadata.annotations && object.metadata.annotations[one] \
+                    == oldObject.metadata.annotations[one])";
+    let kept = format!(
+        "oldObject.metadata.annotations.all(one, one == '{SELECTED_NODE}' \
+         || (has(object.metadata.annotations) && one in object.metadata.annotations))"
+    );
+    let expressions = [selected, same, no_other.to_owned(), kept];
+    csi_policy(CSI_CLAIMS, &["UPDATE"], ("", "persistentvolumeclaims/status"), &expressions)
 }
 
-fn csi_policy(name: &str, operations: &[&str], resource: &str, expressions: &[String]) -> Object {
+/// The policy that holds a storage driver to the room of its node: the scheduler would give pods to
+/// a node for the word of another one.
+fn csi_capacities() -> Object {
+    let own = format!(
+        "request.namespace == '{CAPACITIES}' && '{CSI_USER}' + object.metadata.name \
+         == request.userInfo.username + '.' + object.storageClassName \
+         && has(object.nodeTopology) && has(object.nodeTopology.matchLabels) \
+         && !has(object.nodeTopology.matchExpressions) \
+         && object.nodeTopology.matchLabels.size() == 1 \
+         && object.nodeTopology.matchLabels.all(label, label == '{NODE_LABEL}' \
+         && '{CSI_USER}' + object.nodeTopology.matchLabels[label] == request.userInfo.username)"
+    );
+    let resource = ("storage.k8s.io", "csistoragecapacities");
+    csi_policy(CSI_CAPACITIES, &["CREATE", "UPDATE"], resource, &[own])
+}
+
+/// A policy about the requests of storage drivers to these objects of an API group.
+fn csi_policy(
+    name: &str,
+    operations: &[&str],
+    (group, resource): (&str, &str),
+    expressions: &[String],
+) -> Object {
     let validations: Vec<_> = expressions
         .iter()
         .map(|expression| {
@@ -312,7 +357,7 @@ fn csi_policy(name: &str, operations: &[&str], resource: &str, expressions: &[St
     let spec = json!({
         "failurePolicy": "Fail",
         "matchConstraints": {"resourceRules": [{
-            "apiGroups": [""],
+            "apiGroups": [group],
             "apiVersions": ["v1"],
             "resources": [resource],
             "operations": operations,
@@ -331,6 +376,8 @@ fn csi_driver() -> Value {
         // Volumes are where their pods are: nothing has to be attached.
         "attachRequired": false,
         "podInfoOnMount": false,
+        // The scheduler selects a node that shows enough room (`csi::capacity`).
+        "storageCapacity": true,
         "volumeLifecycleModes": ["Persistent"],
         // kubelet gives the files to the group that a pod asks for.
         "fsGroupPolicy": "File",

@@ -97,8 +97,33 @@ fn a_policy_is_in_force_before_the_rights_that_it_restricts() {
     for policy in [GUARD, CRITICAL] {
         assert!(in_force(policy) < at(&format!("/clusterrolebindings/{OPERATORS}")), "{policy}");
     }
-    for policy in [CSI_VOLUMES, CSI_CLAIMS] {
+    for policy in [CSI_VOLUMES, CSI_CLAIMS, CSI_CAPACITIES] {
         assert!(in_force(policy) < at(&format!("/clusterroles/{CSI}")), "{policy}");
+    }
+}
+
+#[test]
+fn the_scheduler_asks_for_the_room_that_a_storage_driver_may_show() {
+    assert_eq!(csi_driver()["spec"]["storageCapacity"], true);
+    let role = csi_role().content;
+    let verbs = |resource: &str| {
+        let rules = role["rules"].as_array().unwrap().iter();
+        let found = rules.filter(|rule| rule["resources"] == json!([resource]));
+        found.map(|rule| rule["verbs"].clone()).collect::<Vec<_>>()
+    };
+    assert_eq!(verbs("csistoragecapacities"), [json!(["get", "create", "patch"])]);
+    // It takes its node off a claim by way of the status.
+    assert_eq!(verbs("persistentvolumeclaims"), [json!(["get", "list", "watch"])]);
+    assert_eq!(verbs("persistentvolumeclaims/status"), [json!(["patch"])]);
+    for (policy, group, resource, operations) in [
+        (csi_claims(), "", "persistentvolumeclaims/status", json!(["UPDATE"])),
+        (csi_capacities(), "storage.k8s.io", "csistoragecapacities", json!(["CREATE", "UPDATE"])),
+    ] {
+        let spec = &policy.content["spec"];
+        let rule = &spec["matchConstraints"]["resourceRules"][0];
+        assert_eq!(rule["apiGroups"], json!([group]), "{spec}");
+        assert_eq!(rule["resources"], json!([resource]), "{spec}");
+        assert_eq!(rule["operations"], operations, "{spec}");
     }
 }
 

@@ -232,8 +232,7 @@ pub(super) struct Service<S> {
     /// Every node of the cluster.
     pub(super) nodes: watch::Receiver<Option<Arc<Nodes>>>,
     /// Whether the API server was asked for every object once, whatever it answered, or has needed
-    /// longer than [`TRIED_MAX`] for that. The objects that name workers wait for it, also after
-    /// another start of this service.
+    /// longer than [`TRIED_MAX`] for that.
     pub(super) tried: watch::Sender<bool>,
     pub(super) parts: Parts,
 }
@@ -248,8 +247,8 @@ struct Ends {
 }
 
 impl Ends {
-    /// The state of the part; `None` before the end of an attempt on the objects, which does not
-    /// wait for the other loop.
+    /// The state of the part; `None` before the end of an attempt on the objects. The programs that
+    /// wait for that see the part ready first, so it does not wait for the other loop.
     fn state(&self) -> Option<PartState> {
         match (&self.objects, &self.records) {
             (Some(Err(cause)), _) | (_, Some(Err(cause))) => {

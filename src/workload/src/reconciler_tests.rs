@@ -270,7 +270,7 @@ async fn the_policies_are_applied_before_the_rights_of_workers() {
     let service = world.service.clone();
     let story = async {
         world.ready().await;
-        assert!(*world.tried.borrow(), "the objects of the workers follow");
+        assert!(*world.tried.borrow(), "the programs start");
         sleep(SPACING / 4).await;
         let applied = server.state().applied.clone();
         let policies = applied.iter().rposition(|path| path.contains("/validatingadmission"));

@@ -125,7 +125,9 @@ fn block(interface: &Interface, width: usize) -> Vec<Line<'static>> {
         .gap(2)
         .put(mark.style(), state);
     let mut lines = vec![titled(head, width)];
-    let traffic = !interface.received.is_empty();
+    let flowed = || interface.received.iter().chain(&interface.sent).any(|bytes| *bytes > 0);
+    // Unused ports of a large machine would push those in use off the screen.
+    let traffic = !interface.received.is_empty() && (interface.carrier || flowed());
     let wide = width >= WIDE && traffic;
     // A bit more than half: on 120 columns, an address with its lease has one line.
     let cells = if wide { width * 11 / 20 } else { width };
@@ -252,6 +254,18 @@ mod tests {
             assert!(shown.contains(words), "{words}:\n{shown}");
         }
         assert!(!shown.contains("has no address\n"), "a member needs none:\n{shown}");
+    }
+
+    #[test]
+    fn an_unused_port_has_no_charts_and_one_that_lost_its_carrier_has() {
+        let rows = |carrier: bool, received: u64| {
+            let (received, sent) = (vec![received, 0], vec![0, 0]);
+            let port = Interface { carrier, received, sent, silent: true, ..Interface::default() };
+            let mut snapshot = Snapshot::default();
+            snapshot.network.interfaces = vec![port];
+            text(&snapshot).lines().filter(|line| line.contains("max ")).count()
+        };
+        assert_eq!([rows(false, 0), rows(false, 9), rows(true, 0)], [0, 1, 1]);
     }
 
     #[test]

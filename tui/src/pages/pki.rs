@@ -314,7 +314,7 @@ fn remaining(days_left: i64) -> String {
 /// The certificates that an authority signed, and those that it revoked.
 fn signed_text(it: &Authority) -> String {
     let signed = count(it.issued);
-    let Some(crl) = &it.crl else { return format!("{signed}; no revocation list yet") };
+    let Some(crl) = &it.crl else { return format!("{signed}; no CRL yet") };
     let age = ago(crl.age);
     let revoked = match crl.entries {
         0 => "none".to_owned(),

@@ -27,8 +27,8 @@ use super::owner::Group;
 use super::sockets::Sockets;
 use crate::users;
 
-/// More than there is room for on the ESP.
-const SNAPSHOT_SIZE_MAX: u64 = 96 << 20;
+/// The size of the ESP: whatever fits on it, the end of a bootstrap overwrites all of it.
+const SNAPSHOT_SIZE_MAX: u64 = 512 << 20;
 
 /// The whole tree.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -183,7 +183,12 @@ impl<C: Consensus> Service<C> {
             None => None,
         };
         // A power cut came between the last two steps of the bootstrap.
-        membership::conclude(root).await?;
+        loop {
+            match membership::conclude(root, Some(&store)).await {
+                Err(error) if waited_out(&error).await => {}
+                concluded => break concluded?,
+            }
+        }
         let keys = (sealed.storage > Kind::Insecure).then(|| KeyStatus {
             sealed: keys.as_ref().is_some_and(|keys| keys.secrets.is_sealed()),
             keeper,
@@ -202,7 +207,7 @@ impl<C: Consensus> Service<C> {
     ) -> Result<Home<C::Kv>, Error> {
         self.identity.send_replace(Some(node));
         self.status.named(node.id);
-        membership::conclude(&self.config.root).await?;
+        membership::conclude(&self.config.root, None::<&Store<C::Kv>>).await?;
         let keys = match keys {
             Some(keys) => {
                 let unlocker = self.config.unlocker(self.disk());

@@ -88,7 +88,7 @@ pub(super) async fn ensure<S: pki::Store + Clone>(
         blocking(move || shares.forget(Slot::Current)).await?;
     }
 
-    conclude(root).await?;
+    conclude(root, Some(store)).await?;
     probe.passed(Step::Finished)?;
     Ok(sealed)
 }
@@ -216,15 +216,25 @@ pub(super) fn record(keys: &Keys) -> DiskKeys {
     }
 }
 
-/// Removes the journal. For a bootstrap, the snapshot that the cluster may have begun with
-/// is removed first: it holds every secret of the cluster. Otherwise a snapshot belongs to
-/// an operator, who may have put it into the wrong machine.
-pub(super) async fn conclude(root: &Root) -> Result<(), Error> {
+/// Removes the journal. For a bootstrap, the snapshot that the cluster in `store` began with
+/// is overwritten first: it holds every secret of the cluster. Otherwise a snapshot belongs to
+/// an operator, who may have put it into the wrong machine, or into this one too late: after
+/// the bootstrap had begun without it.
+pub(super) async fn conclude<S: pki::Store + Clone>(
+    root: &Root,
+    store: Option<&Store<S>>,
+) -> Result<(), Error> {
     let (journal, snapshot) = (root.esp.cluster_journal.clone(), root.esp.etcd_snapshot.clone());
     let journal_record = record::read_from(&journal, Journal::from_record).await?;
     let founded = matches!(journal_record, Record::Whole(Journal::Bootstrap(_)));
+    let given = snapshot.clone();
+    let filled = blocking(move || given.is_filled()).await?;
+    let used = match store {
+        Some(store) if filled && founded => store.began_again().await?,
+        Some(_) | None => false,
+    };
     blocking(move || {
-        match (snapshot.is_filled()?, founded) {
+        match (filled, used) {
             (true, true) => {
                 warn!("the snapshot of etcd on the ESP is overwritten with zeros");
                 snapshot.erase()?;
@@ -353,13 +363,20 @@ mod tests {
         root.create().unwrap();
         let snapshot = root.esp.etcd_snapshot.clone();
         std::fs::write(snapshot.path(), b"a person's").unwrap();
-        conclude(&root).await.unwrap();
+        let store = Store::new(Memory::default());
+        conclude(&root, Some(&store)).await.unwrap();
         root.esp.cluster_journal.write(b"damaged").unwrap();
-        conclude(&root).await.unwrap();
+        conclude(&root, Some(&store)).await.unwrap();
+        // The snapshot came after this machine had begun a cluster without it.
+        store.found(&founding(7, true)).await.unwrap();
+        root.esp.cluster_journal.write(&begun().to_record()).unwrap();
+        conclude(&root, Some(&store)).await.unwrap();
         assert_eq!(snapshot.read().unwrap().unwrap(), b"a person's");
         assert_eq!(root.esp.cluster_journal.read().unwrap(), None);
+        // Another machine begins from what the first one has, as a snapshot.
+        store.found(&founding(8, true)).await.unwrap();
         root.esp.cluster_journal.write(&begun().to_record()).unwrap();
-        conclude(&root).await.unwrap();
+        conclude(&root, Some(&store)).await.unwrap();
         assert!(!snapshot.is_filled().unwrap());
         assert_eq!(root.esp.cluster_journal.read().unwrap(), None);
     }

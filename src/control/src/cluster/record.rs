@@ -138,7 +138,11 @@ pub(super) async fn read_from<T: Send + 'static>(
     let file = file.clone();
     blocking(move || match file.read() {
         Ok(None) => Ok(Record::Absent),
-        Ok(Some(bytes)) => Ok(parse(&bytes).map_or_else(Record::Damaged, Record::Whole)),
+        Ok(Some(bytes)) => {
+            // Secrets without a TPM are in it as they are.
+            let bytes = Zeroizing::new(bytes);
+            Ok(parse(&bytes).map_or_else(Record::Damaged, Record::Whole))
+        }
         Err(files::Error::TooLarge { .. } | files::Error::NotAFile { .. }) => {
             Ok(Record::Damaged(Damage::Magic))
         }

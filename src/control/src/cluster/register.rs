@@ -39,6 +39,7 @@ use super::unlock::keys::{Half, Secrets};
 use super::unlock::sealer::Sealer;
 use super::unlock::{Keys, Unlocker};
 use super::{Service, membership};
+use crate::curator::Store;
 use polis_base::boot;
 use polis_base::stage::{self, Stage};
 use polis_machine::parameters::{self, ClusterConfiguration, ColdStart, Register, TpmMode};
@@ -273,7 +274,7 @@ impl<C: Consensus> Service<C> {
             let shares = unlocker.shares.clone();
             blocking(move || shares.forget(Slot::Current)).await?;
         }
-        membership::conclude(root).await?;
+        membership::conclude(root, None::<&Store<C::Kv>>).await?;
         self.config.probe.passed(Step::Finished)?;
         let keys = keys.map(|keys| unsaved(&keys, keeping));
         Ok(Home { node, ca: sealed.cluster_ca, keys, store: None })

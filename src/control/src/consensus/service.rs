@@ -26,7 +26,7 @@ use std::time::Duration;
 use sha2::{Digest as _, Sha256};
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
-use tracing::info;
+use tracing::{info, warn};
 
 use super::announcement::Announcement;
 use super::args::{Pace, Purpose};
@@ -268,7 +268,17 @@ impl Service {
                 // Its future is large, and needed once in a lifetime.
                 Box::pin(bootstrap::bootstrap(&self.config, ctx, orders)).await
             }
-            (Start::Bootstrap | Start::Restart, Found::Complete) => Ok(()),
+            (Start::Bootstrap | Start::Restart, Found::Complete) => {
+                let log = self.config.tree.log.clone();
+                // Files that etcd has reported as damaged stay as they are: a person may need them.
+                if self.blamed.load(Ordering::Relaxed) == 0
+                    && let Err(error) = blocking(move || wal::remove_copies(&log)).await
+                {
+                    let error: &dyn std::error::Error = &error;
+                    warn!(error, "cannot remove the copies of torn files of the log of etcd");
+                }
+                Ok(())
+            }
             (Start::Bootstrap | Start::Restart, Found::Damaged { missing }) => {
                 Err(Error::Damaged { missing })
             }

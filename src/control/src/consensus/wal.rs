@@ -1,4 +1,5 @@
-//! The reader of etcd's write-ahead log: finds out whether its member ever got an entry.
+//! The reader of etcd's write-ahead log: finds out whether its member ever got an entry, and
+//! removes the copies that etcd leaves beside the log.
 //!
 //! A member that joins asks the others for the list of members at its very first start, and
 //! keeps the answer in memory; the list reaches the disk with its first entries. A member
@@ -32,6 +33,10 @@ use polis_base::files::{Dir, Error};
 const HEAD_MAX: u64 = 64 << 10;
 
 const LENGTH: usize = 8;
+
+/// The end of the name of a copy: etcd makes one of the last file, before it cuts off a record
+/// that a power cut has torn. Source: the function `Repair` of the package `wal`.
+const COPY: &str = ".wal.broken";
 
 /// `walpb.Record`, without its checksum: a damaged record is not a reason to throw a log
 /// away, and counts as an entry or not by its type field.
@@ -84,6 +89,22 @@ pub fn holds_entries(log: &Dir) -> Result<bool, Error> {
         [_, _, ..] => return Ok(true),
     };
     Ok(!is_bare(&head))
+}
+
+/// Removes the copies of files with a torn end. Nothing reads them, etcd never removes them, and
+/// each has up to 64 MB, as a file of the log has. A missing log has none. Blocks.
+///
+/// # Errors
+///
+/// [`Error`] if the directory cannot be read, or a copy cannot be removed.
+pub(super) fn remove_copies(log: &Dir) -> Result<(), Error> {
+    if !log.path().is_dir() {
+        return Ok(());
+    }
+    for name in log.names()?.iter().filter(|name| name.ends_with(COPY)) {
+        log.remove(name)?;
+    }
+    Ok(())
 }
 
 fn files(log: &Dir) -> io::Result<Vec<PathBuf>> {
@@ -209,6 +230,22 @@ mod tests {
         assert!(!holds_entries(&log).unwrap());
         std::fs::write(log.path().join("0000000000000001-0000000000000008.wal"), &bare).unwrap();
         assert!(holds_entries(&log).unwrap());
+    }
+
+    #[test]
+    fn the_copies_of_torn_files_are_removed_and_the_log_stays() {
+        let directory = tempfile::tempdir().unwrap();
+        let log = Dir::private(directory.path().join("wal"));
+        remove_copies(&log).unwrap();
+        assert!(!log.path().exists());
+        log.create().unwrap();
+        let [first, second] = [0, 1].map(|number| format!("{number:016x}-{number:016x}.wal"));
+        let copies = [&first, &second].map(|name| format!("{name}.broken"));
+        for name in ["0.tmp", &first, &second, &copies[0], &copies[1]] {
+            std::fs::write(log.path().join(name), [0; 64]).unwrap();
+        }
+        remove_copies(&log).unwrap();
+        assert_eq!(log.names().unwrap(), ["0.tmp", &first, &second]);
     }
 
     proptest! {

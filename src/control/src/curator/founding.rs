@@ -125,6 +125,21 @@ impl<S: pki::Store + Clone> Store<S> {
         }
     }
 
+    /// Whether the store began with a snapshot: it has the voters of the former cluster until
+    /// they are deleted or are voters again.
+    ///
+    /// # Errors
+    ///
+    /// [`Error`].
+    pub async fn began_again(&self) -> Result<bool, Error> {
+        for (key, entry) in self.kv.list(NODES).await.map_err(Error::Store)? {
+            if decode::<v1::Node>(&key, &entry.value)?.former_voter {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
     /// Marks the voters of the former cluster: their members of etcd are not members of the
     /// one that began with the snapshot, and do not become any by themselves.
     async fn former_voters(&self) -> Result<(Vec<Guard>, Vec<Write>), Error> {

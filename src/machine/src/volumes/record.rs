@@ -20,6 +20,9 @@ use crate::storage::table::new_id;
 use polis_base::files::{self, File};
 use polis_base::hex;
 
+/// More than an entry takes as JSON: its name has 32 bytes, its GUID 36, its key 64.
+const ENTRY_MAX: usize = 512;
+
 /// Why the record cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -102,6 +105,14 @@ mod id {
     }
 }
 
+/// The content of the record.
+fn encode(entries: &[Entry]) -> Result<Zeroizing<Vec<u8>>, Error> {
+    // Allocated once: the former buffers of a growing vector are not wiped.
+    let mut bytes = Zeroizing::new(Vec::with_capacity(ENTRY_MAX * (entries.len() + 1)));
+    serde_json::to_writer(&mut *bytes, entries).map_err(Error::Damaged)?;
+    Ok(bytes)
+}
+
 /// The record; cheap to clone. Every method blocks.
 #[derive(Clone, Debug)]
 pub(super) struct Record {
@@ -136,8 +147,7 @@ impl Record {
         let mut entries = self.entries()?;
         entries.retain(|other| other.name != entry.name);
         entries.push(entry.clone());
-        let bytes = serde_json::to_vec(&entries).map(Zeroizing::new).map_err(Error::Damaged)?;
-        Ok(self.file.write(&bytes)?)
+        Ok(self.file.write(&encode(&entries)?)?)
     }
 }
 
@@ -163,6 +173,16 @@ mod tests {
         let shown = format!("{first:?} {:?}", first.keys());
         assert!(!shown.contains(first.key.0.as_str()), "{shown}");
         assert!(first.keys().is_some());
+    }
+
+    #[test]
+    fn keys_are_encoded_into_one_buffer() {
+        let entry = Entry::new(&"d".repeat(32).parse().unwrap(), Kind::Authenticated);
+        for count in [1, 16] {
+            let bytes = encode(&vec![entry.clone(); count]).unwrap();
+            assert!(bytes.len() <= ENTRY_MAX * count, "{} bytes", bytes.len());
+            assert_eq!(bytes.capacity(), ENTRY_MAX * (count + 1));
+        }
     }
 
     #[test]

@@ -12,19 +12,30 @@
 //! What this module does not do: fence anything. Services watch the state and
 //! decide for themselves.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use tokio::time::{Instant, sleep};
 use tracing::{info, warn};
 
 use super::Service;
+use polis_base::sys::clock;
 use polis_control::cluster::state::{Event, State};
 use polis_control::consensus;
 use polis_runtime::event::{Closed, until};
 use polis_runtime::supervisor::Context;
+use polis_wire::pki::Facts;
+use polis_wire::rpc::Credentials;
 
 /// Between two looks.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Why a node that was off for long stays cut off. A wrong clock looks the same, so the clocks
+/// come first: the next step after them gives up the data of the machine.
+const ENDED: &str = "by the clock of this node its certificate has ended, and every curator \
+                     rejects an ended one: compare the clocks of the nodes; where they are right, \
+                     the node was off for too long: an owner deletes it (`polisctl node delete \
+                     NODE --force`), and its machine is registered again with an empty disk \
+                     (`polisctl parameters register --wipes`)";
 
 /// Looks until cancelled.
 pub(super) async fn run(service: Service, ctx: Context) -> Result<(), Closed> {
@@ -40,7 +51,10 @@ pub(super) async fn run(service: Service, ctx: Context) -> Result<(), Closed> {
         let leaderless = is_leaderless(&service.inputs.consensus.borrow());
         view.look(now, last_contact, leaderless);
         let event = match view.cut_off(now, service.config.cut_off_after) {
-            Some(why) => (Event::CutOff, why),
+            Some(why) => {
+                let own = service.outputs.credentials.borrow().clone();
+                (Event::CutOff, why.words(own.as_ref(), clock::now()))
+            }
             None => (Event::Reconnected, "the cluster answers again"),
         };
         change(&service, &ctx, event);
@@ -54,6 +68,30 @@ pub(super) async fn run(service: Service, ctx: Context) -> Result<(), Closed> {
 fn is_leaderless(status: &consensus::Status) -> bool {
     // A node without a member has no member number.
     status.member.is_some() && status.leader.is_none()
+}
+
+/// Why a node is cut off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Why {
+    /// Its own member of etcd knows no leader.
+    Leaderless,
+    /// No curator answers.
+    Silent,
+}
+
+impl Why {
+    /// In words, for a node with these credentials.
+    fn words(self, own: Option<&Credentials>, now: SystemTime) -> &'static str {
+        let ended = || {
+            let facts = own.and_then(|own| Facts::read(&own.certificate));
+            facts.is_some_and(|facts| facts.not_after <= now)
+        };
+        match self {
+            Self::Leaderless => "the etcd member of this node has no leader",
+            Self::Silent if ended() => ENDED,
+            Self::Silent => "no curator answers",
+        }
+    }
 }
 
 /// The observed state of the cluster.
@@ -78,12 +116,12 @@ impl View {
     }
 
     /// Why the node is cut off, if it is.
-    fn cut_off(&self, now: Instant, after: Duration) -> Option<&'static str> {
+    fn cut_off(&self, now: Instant, after: Duration) -> Option<Why> {
         if now.saturating_duration_since(self.led) > after {
-            return Some("the etcd member of this node has no leader");
+            return Some(Why::Leaderless);
         }
         let silent = now.saturating_duration_since(self.last_contact) > after;
-        silent.then_some("no curator answers")
+        silent.then_some(Why::Silent)
     }
 }
 
@@ -98,6 +136,7 @@ pub(super) fn change(service: &Service, ctx: &Context, (event, why): (Event, &st
 
 #[cfg(test)]
 mod tests {
+    use polis_wire::rpc::testing::Authority;
     use proptest::prelude::*;
 
     use super::*;
@@ -112,7 +151,7 @@ mod tests {
         view.look(at(20), None, false);
         assert_eq!(view.cut_off(at(20), AFTER), None);
         view.look(at(21), None, false);
-        assert_eq!(view.cut_off(at(21), AFTER), Some("no curator answers"));
+        assert_eq!(view.cut_off(at(21), AFTER), Some(Why::Silent));
         view.look(at(22), Some(at(22)), false);
         assert_eq!(view.cut_off(at(22), AFTER), None);
     }
@@ -126,10 +165,22 @@ mod tests {
             view.look(at(second), Some(at(second)), second > 0);
         }
         assert_eq!(view.cut_off(at(20), AFTER), None);
-        let why = view.cut_off(at(21), AFTER);
-        assert_eq!(why, Some("the etcd member of this node has no leader"));
+        assert_eq!(view.cut_off(at(21), AFTER), Some(Why::Leaderless));
         view.look(at(22), Some(at(22)), false);
         assert_eq!(view.cut_off(at(22), AFTER), None);
+    }
+
+    #[tokio::test]
+    async fn a_node_whose_certificate_has_ended_says_so_and_names_the_clocks_first() {
+        let own = Authority::new().await.node(1).await;
+        let (now, later) = (clock::now(), clock::now() + Duration::from_secs(91 * 24 * 60 * 60));
+        let words = |why: Why, at| why.words(Some(&own), at);
+        assert_eq!(words(Why::Silent, now), "no curator answers");
+        assert_eq!(Why::Silent.words(None, later), "no curator answers");
+        let said = words(Why::Silent, later);
+        assert!(said.find("compare the clocks").unwrap() < said.find("--wipes").unwrap(), "{said}");
+        // A voter renews its own certificate once its etcd has a leader.
+        assert!(words(Why::Leaderless, later).contains("no leader"));
     }
 
     proptest! {

@@ -35,7 +35,7 @@ use polis_proto::v1;
 use polis_proto::v1::node_management_client::NodeManagementClient;
 use polis_proto::v1::update_report::Phase;
 use semver::Version;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Mutex, mpsc, watch};
 use tokio::time::{Instant, sleep, timeout};
 use tonic::{Status, Streaming};
 use tracing::{debug, info, warn};
@@ -85,13 +85,31 @@ pub struct Tools {
     pub bundles: Store,
     /// Where this node is drained.
     pub drains: Drains,
+    /// Held while a heartbeat uses the disk with the bundles.
+    pub looks: Arc<Mutex<()>>,
+}
+
+/// Uses the disk with the bundles for a heartbeat, unless an earlier use has not ended: heartbeats
+/// go on beside a disk that hangs, and each would take one of the few threads that save files.
+/// `None` then, and where the disk does not answer in time.
+async fn look<T: Send + 'static>(
+    looks: &Arc<Mutex<()>>,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Option<T> {
+    let turn = Arc::clone(looks).try_lock_owned().ok()?;
+    let work = blocking(move || {
+        let done = work();
+        drop(turn);
+        done
+    });
+    timeout(LOOK_MAX, work).await.ok()
 }
 
 /// The systems of this node, for a heartbeat.
 pub(super) async fn report(service: &Service) -> v1::UpdateReport {
     let bundles = service.tools.bundles.clone();
-    let kept = timeout(LOOK_MAX, blocking(move || bundles.kept())).await;
-    let keeps = kept.ok().flatten().unwrap_or_default();
+    let kept = look(&service.tools.looks, move || bundles.kept()).await;
+    let keeps = kept.flatten().unwrap_or_default();
     let config = service.tools.door.config();
     let Taking { turn, phase, cause } = service.outputs.taking.borrow().clone();
     v1::UpdateReport {
@@ -132,7 +150,7 @@ pub(super) async fn ordered(service: &Service, orders: Option<v1::UpdateOrders>)
     });
     let (door, bundles) = (service.tools.door.clone(), service.tools.bundles.clone());
     // It goes on behind the next heartbeat, which a slow disk must not delay.
-    let _removed = timeout(LOOK_MAX, blocking(move || door.keep_only(&bundles, &keep))).await;
+    let _removed = look(&service.tools.looks, move || door.keep_only(&bundles, &keep)).await;
 }
 
 /// Carries out turns until cancelled.
@@ -481,6 +499,21 @@ mod tests {
         assert_eq!((own.read(&mut piece).unwrap(), &piece), (3, b"bun"));
         drop(lasts);
         assert_eq!(own.read(&mut piece).unwrap(), 0);
+    }
+
+    #[tokio::test]
+    async fn a_disk_that_hangs_holds_one_thread_however_many_heartbeats_look() {
+        let looks = Arc::default();
+        let (answer, hangs) = std::sync::mpsc::channel();
+        assert_eq!(look(&looks, move || hangs.recv()).await, None);
+        for _heartbeat in 0..3 {
+            assert!(looks.try_lock().is_err(), "the first one has not ended");
+            assert_eq!(look(&looks, || 7).await, None);
+        }
+        answer.send(7).unwrap();
+        // Its thread goes on.
+        drop(looks.lock().await);
+        assert_eq!(look(&looks, || 7).await, Some(7));
     }
 
     #[test]

@@ -1,15 +1,20 @@
 //! The cluster at one moment, and how it is drawn.
 
+use std::cmp::Reverse;
+
 use polis_proto::v1;
 use polis_tui::clean;
 use polis_tui::ratatui::buffer::Buffer;
 use polis_tui::ratatui::style::{Color, Modifier, Style};
 
 use super::card::{Card, Mark};
+use crate::session::Target;
 use crate::text::{cut, fit};
 
 /// The waits and warnings of a node, at most so many notes.
 const NOTES_MAX: usize = 3;
+/// Nodes that the headline names: 80 columns have room for the names of two.
+const NAMED_MAX: usize = 2;
 /// Columns before a note.
 const INDENT: usize = 5;
 
@@ -41,6 +46,16 @@ impl Board {
         place.unwrap_or(chosen)
     }
 
+    /// The console of a node; a node without an address has a notice instead.
+    pub(super) fn open(&mut self, chosen: usize) -> Option<Target> {
+        let card = self.cards.get(chosen)?;
+        if card.target.is_none() {
+            // 80 columns have room for it with a whole node ID.
+            self.notice = Some(format!("no console: no address of {} is known", card.called));
+        }
+        card.target.clone()
+    }
+
     /// One line for the whole cluster.
     pub(super) fn headline(&self) -> (Mark, String) {
         let worst = self.cards.iter().map(|card| card.mark).max().unwrap_or(Mark::Bad);
@@ -54,7 +69,18 @@ impl Board {
                 (Mark::Bad, format!("No newer list of nodes since {}: {trouble}", self.at))
             }
             (None, 0) => (worst, format!("{nodes}, all healthy")),
-            (None, some) => (worst, format!("{nodes}, {some} to look at")),
+            (None, some) => (worst, format!("{nodes}, {some} to look at: {}", self.worst())),
+        }
+    }
+
+    /// The nodes to look at, the worst first: most of a large cluster is out of sight.
+    fn worst(&self) -> String {
+        let mut some: Vec<_> = self.cards.iter().filter(|card| card.mark != Mark::Good).collect();
+        some.sort_by_key(|card| Reverse(card.mark));
+        let first: Vec<_> = some.iter().take(NAMED_MAX).map(|card| &*card.called).collect();
+        match some.len().saturating_sub(NAMED_MAX) {
+            0 => first.join(", "),
+            more => format!("{} and {more} more", first.join(", ")),
         }
     }
 
@@ -84,7 +110,12 @@ impl Board {
             put(y + 3, &line.text, line.style);
         }
         let keys = " Up, Down: choose   Enter: console of the node   q: leave";
-        put(usize::from(area.height).saturating_sub(1), &format!("{keys:width$}"), HEAD);
+        let place = match self.cards.len() {
+            0 => String::new(),
+            all => format!("node {} of {all} ", selected + 1),
+        };
+        let room = width.saturating_sub(place.len());
+        put(usize::from(area.height).saturating_sub(1), &format!("{keys:room$}{place}"), HEAD);
     }
 
     fn lines(&self, selected: usize, width: usize) -> Vec<Row> {
@@ -107,10 +138,13 @@ impl Board {
             lines.push(Row { of, text: format!("{text:width$}"), style });
             let more = notes.len().saturating_sub(NOTES_MAX);
             let more = (more > 0).then(|| format!("{more} more: Enter opens its console"));
-            let shown = below.chain(notes.iter().take(NOTES_MAX)).chain(&more);
-            let shown = shown.flat_map(|note| note_lines(note, width.saturating_sub(INDENT)));
-            let note = |text: String| Row { of, text: format!("{:INDENT$}{text}", ""), style: DIM };
-            lines.extend(shown.map(note));
+            // On many terminals the dim colour is close to the background: notes do not have it.
+            let notes = notes.iter().take(NOTES_MAX).chain(&more).map(|note| (note, Style::new()));
+            for (note, style) in below.map(|fact| (fact, DIM)).chain(notes) {
+                let rows = note_lines(note, width.saturating_sub(INDENT)).into_iter();
+                let row = |text: String| Row { of, text: format!("{:INDENT$}{text}", ""), style };
+                lines.extend(rows.map(row));
+            }
         }
         lines
     }
@@ -139,6 +173,7 @@ mod tests {
     use std::time::Duration;
 
     use polis_tui::Snapshot;
+    use polis_tui::ratatui::buffer::Cell;
     use polis_tui::ratatui::layout::Rect;
     use polis_tui::snapshot::{Metrics, Stage, StageState, Warning};
 
@@ -197,7 +232,7 @@ mod tests {
         let mut buffer = Buffer::empty(Rect::new(0, 0, width, height));
         board.draw(selected, &mut buffer);
         let rows = buffer.content.chunks(usize::from(width));
-        let row = |cells: &[polis_tui::ratatui::buffer::Cell]| {
+        let row = |cells: &[Cell]| {
             cells.iter().map(|cell| cell.symbol()).collect::<String>().trim_end().to_owned()
         };
         rows.map(row).collect::<Vec<_>>().join("\n")
@@ -208,7 +243,8 @@ mod tests {
         let screen = screen(&board(), 0, 100, 24);
         for wanted in [
             "home",
-            "4 nodes, 3 to look at",
+            "4 nodes, 3 to look at: web-3, web-2 and 1 more",
+            "node 1 of 4",
             "■ web-1",
             "CPU 12 %, memory 25 %, data 10 %",
             "▲ web-2",
@@ -296,7 +332,8 @@ mod tests {
         let new = node("web-1", v1::NodeState::Up, v1::NodeHealth::Unknown);
         let cards = vec![Card::of(&new, None, Some(Ok(healthy())))];
         let board = Board { cards, ..Board::default() };
-        assert_eq!(board.headline(), (Mark::Attention, "1 node, 1 to look at".to_owned()));
+        let headline = "1 node, 1 to look at: web-1".to_owned();
+        assert_eq!(board.headline(), (Mark::Attention, headline));
         let former = v1::NodeInfo { former_voter: true, ..new };
         assert_eq!(Card::of(&former, None, Some(Ok(healthy()))).mark, Mark::Bad);
     }
@@ -308,7 +345,9 @@ mod tests {
             for selected in 0..board.cards.len() {
                 let screen = screen(&board, selected, width, height);
                 let called = &board.cards[selected].called;
-                assert!(screen.contains(called), "{width}x{height}: no {called}\n{screen}");
+                // The headline names nodes, too.
+                let is_listed = screen.lines().skip(3).any(|line| line.contains(called));
+                assert!(is_listed, "{width}x{height}: no {called}\n{screen}");
             }
         }
         // No size panics.
@@ -320,6 +359,40 @@ mod tests {
     fn screen_of_any_size(board: &Board, width: u16, height: u16) {
         let mut buffer = Buffer::empty(Rect::new(0, 0, width, height));
         board.draw(0, &mut buffer);
+    }
+
+    #[test]
+    fn a_note_has_the_colour_of_ordinary_text() {
+        let mut buffer = Buffer::empty(Rect::new(0, 0, 80, 24));
+        board().draw(0, &mut buffer);
+        let text = |row: &[Cell]| row.iter().map(|cell| cell.symbol()).collect::<String>();
+        let mut rows = buffer.content.chunks(80);
+        let note = rows.find(|row| text(row).contains("does not answer: refused")).unwrap();
+        assert!(note.iter().all(|cell| cell.fg == Color::Reset), "{note:?}");
+    }
+
+    #[test]
+    fn a_node_without_an_address_says_that_no_console_can_be_opened() {
+        let mut board = board();
+        assert_eq!(board.open(3), None);
+        assert_eq!(board.notice.as_deref(), Some("no console: no address of web-4 is known"));
+        let mut known = node("web-4", v1::NodeState::Up, v1::NodeHealth::Healthy);
+        known.id = "polis-8e9e05c52164694d3f1a77c0b2d95e06".to_owned();
+        let external_address = "10.0.0.1".to_owned();
+        known.status = Some(v1::NodeStatus { external_address, ..Default::default() });
+        let target = crate::session::target(&known).ok();
+        board.cards[3].target.clone_from(&target);
+        board.notice = None;
+        assert!(target.is_some());
+        assert_eq!((board.open(3), board.notice.as_deref()), (target, None));
+        assert_eq!((board.open(4), board.notice.as_deref()), (None, None), "no such node");
+        // A node without a name is its whole ID.
+        let unnamed = v1::NodeInfo { name: String::new(), status: None, ..known };
+        board.cards[3] = Card::of(&unnamed, None, None);
+        assert_eq!(board.open(3), None);
+        let screen = screen(&board, 3, 80, 24);
+        let notice = format!(" no console: no address of {} is known", unnamed.id);
+        assert_eq!(screen.lines().nth(2), Some(&*notice), "{screen}");
     }
 
     #[test]

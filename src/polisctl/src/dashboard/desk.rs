@@ -14,6 +14,8 @@ use crate::session::{Session, Target};
 
 /// Between two looks at the cluster.
 const PACE: Duration = Duration::from_secs(2);
+/// Nodes that `PgUp` and `PgDn` pass: about a screen of 24 rows, with some of them for notes.
+const PAGE: usize = 10;
 
 /// The command of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,6 +31,8 @@ fn press(key: Key, selected: &mut usize, count: usize) -> Wish {
     match key {
         Key::Up | Key::Char('k') => *selected = selected.saturating_sub(1),
         Key::Down | Key::Char('j') => *selected = (*selected + 1).min(last),
+        Key::PageUp => *selected = selected.saturating_sub(PAGE),
+        Key::PageDown => *selected = (*selected + PAGE).min(last),
         Key::Home => *selected = 0,
         Key::End => *selected = last,
         Key::Enter => return Wish::Open,
@@ -91,8 +95,7 @@ impl Desk {
                     Wish::Nothing => {}
                     Wish::Leave => return Ok(None),
                     Wish::Open => {
-                        let card = board.cards.get(*selected);
-                        if let Some(target) = card.and_then(|card| card.target.clone()) {
+                        if let Some(target) = board.open(*selected) {
                             return Ok(Some(target));
                         }
                     }
@@ -123,6 +126,12 @@ mod tests {
         assert_eq!(selected, 2);
         assert_eq!(press(Key::Enter, &mut selected, 3), Wish::Open);
         assert_eq!(press(Key::Char('q'), &mut selected, 3), Wish::Leave);
+        for (key, place) in [(Key::PageDown, 12), (Key::PageDown, 22), (Key::PageUp, 12)] {
+            assert_eq!(press(key, &mut selected, 300), Wish::Nothing);
+            assert_eq!(selected, place);
+        }
+        assert_eq!(press(Key::PageDown, &mut selected, 15), Wish::Nothing);
+        assert_eq!(selected, 14, "the last node");
         assert_eq!(press(Key::Down, &mut selected, 0), Wish::Nothing);
         assert_eq!(selected, 0, "an empty cluster");
     }

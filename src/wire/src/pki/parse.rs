@@ -4,6 +4,7 @@ use std::net::IpAddr;
 use std::time::{Duration, SystemTime};
 
 use sha2::{Digest as _, Sha256};
+use x509_parser::oid_registry::OID_SIG_ED25519;
 use x509_parser::prelude::{FromDer as _, GeneralName, X509Certificate};
 use x509_parser::time::ASN1Time;
 
@@ -35,7 +36,9 @@ impl Facts {
     #[must_use]
     pub fn read(der: &[u8]) -> Option<Self> {
         let (rest, certificate) = X509Certificate::from_der(der).ok()?;
-        if !rest.is_empty() {
+        // Keys of other kinds have 32 bytes, too.
+        let kind = &certificate.public_key().algorithm.algorithm;
+        if !rest.is_empty() || *kind != OID_SIG_ED25519 {
             return None;
         }
         let common_name = |name: &x509_parser::x509::X509Name<'_>| {

@@ -73,6 +73,23 @@ async fn a_peer_carries_its_name_and_the_name_that_only_peers_have() {
 }
 
 #[tokio::test]
+async fn a_key_of_another_kind_is_not_taken_for_one_of_ed25519() {
+    const ED25519: [u8; 5] = [0x06, 0x03, 0x2b, 0x65, 0x70];
+    let pki = Namespace::new(Memory::default(), "");
+    let made = pki.ensure(&peer("a", Mode::External([7; 32])), noon()).await.unwrap();
+    assert_eq!(Facts::read(&made.der).unwrap().public_key, [7; 32]);
+    let named = made.der.windows(ED25519.len()).enumerate();
+    let named: Vec<_> = named.filter(|(_, bytes)| **bytes == ED25519).map(|(at, _)| at).collect();
+    let mut der = made.der;
+    for at in named {
+        // X25519, whose keys have the same length (RFC 8410).
+        der[at + 4] = 0x6e;
+    }
+    assert!(X509Certificate::from_der(&der).is_ok());
+    assert_eq!(Facts::read(&der), None);
+}
+
+#[tokio::test]
 async fn a_node_is_a_server_and_a_client_and_a_user_only_a_client() {
     let pki = Namespace::new(Memory::default(), "pki/");
     for (template, server, client, days) in [

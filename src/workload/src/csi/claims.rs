@@ -8,7 +8,7 @@
 use serde_json::{Value, json};
 
 use super::mounting::Flags;
-use super::names::{DRIVER, FINALIZER, NODE_LABEL, SELECTED_NODE};
+use super::names::{CAPACITIES, DRIVER, FINALIZER, NODE_LABEL, SELECTED_NODE};
 use super::quantity;
 use super::store::{UNIT, whole};
 use super::volume_id::VolumeId;
@@ -39,6 +39,7 @@ pub(super) struct Claim {
     pub(super) id: VolumeId,
     pub(super) namespace: String,
     pub(super) name: String,
+    pub(super) resource_version: String,
     /// The class that it names.
     class: String,
     /// The volume that it has.
@@ -63,6 +64,7 @@ impl Claim {
             id: VolumeId::of_claim(metadata["uid"].as_str()?).ok()?,
             namespace: name(&metadata["namespace"])?,
             name: name(&metadata["name"])?,
+            resource_version: metadata["resourceVersion"].as_str()?.to_owned(),
             class: spec["storageClassName"].as_str().unwrap_or_default().to_owned(),
             volume: text(&spec["volumeName"]),
             selected_node: text(&metadata["annotations"][SELECTED_NODE]),
@@ -297,6 +299,39 @@ pub(super) fn volume(claim: &Claim, class: &Class, node: NodeId, bytes: u64) -> 
 fn affinity(node: NodeId) -> Value {
     let here = json!({"key": NODE_LABEL, "operator": "In", "values": [node.to_string()]});
     json!({"required": {"nodeSelectorTerms": [{"matchExpressions": [here]}]}})
+}
+
+/// The name of the object that shows the room of `node` for volumes of a class; the policy
+/// `polis-csi-capacities` holds a driver to it.
+pub(super) fn capacity_name(node: NodeId, class: &str) -> String {
+    format!("{node}.{class}")
+}
+
+/// The object that shows `bytes` of room; it goes with the Node of this UID.
+pub(super) fn capacity(node: NodeId, uid: &str, class: &str, bytes: u64) -> Value {
+    let mut object = room(bytes);
+    object["apiVersion"] = json!("storage.k8s.io/v1");
+    object["kind"] = json!("CSIStorageCapacity");
+    object["metadata"] = json!({
+        "name": capacity_name(node, class),
+        "namespace": CAPACITIES,
+        "ownerReferences": [
+            {"apiVersion": "v1", "kind": "Node", "name": node.to_string(), "uid": uid},
+        ],
+    });
+    object["nodeTopology"] = json!({"matchLabels": {NODE_LABEL: node.to_string()}});
+    object["storageClassName"] = json!(class);
+    object
+}
+
+/// Its fields that change: one volume may have all the room.
+pub(super) fn room(bytes: u64) -> Value {
+    json!({"capacity": size(bytes), "maximumVolumeSize": size(bytes)})
+}
+
+/// The room that an object shows; 0 for one that shows none.
+pub(super) fn shown(object: &Value) -> u64 {
+    object["capacity"].as_str().and_then(|text| quantity::bytes(text).ok()).unwrap_or(0)
 }
 
 /// A size as a quantity.

@@ -12,7 +12,7 @@ pub(crate) fn node() -> NodeId {
 pub(crate) fn claim_object(size: &str) -> Value {
     json!({
         "metadata": {
-            "uid": UID, "namespace": "default", "name": "data",
+            "uid": UID, "namespace": "default", "name": "data", "resourceVersion": "1",
             "annotations": {SELECTED_NODE: node().to_string()},
         },
         "spec": {
@@ -129,6 +129,24 @@ fn a_volume_is_read_as_it_was_made_and_in_no_other_form() {
         ("/spec/nodeAffinity/required/nodeSelectorTerms", twice),
     ] {
         assert_eq!(Volume::read(&with(object.clone(), path, value), node()), None, "{path}");
+    }
+}
+
+#[test]
+fn the_room_of_a_node_is_shown_for_it_alone_and_goes_with_it() {
+    let node = node().to_string();
+    let object = capacity(self::node(), "u", "local", 640 << 20);
+    assert_eq!(object["metadata"]["name"], format!("{node}.local"));
+    assert_eq!(object["nodeTopology"], json!({"matchLabels": {NODE_LABEL: node}}));
+    assert_eq!(object["storageClassName"], "local");
+    let owner = json!({"apiVersion": "v1", "kind": "Node", "name": node, "uid": "u"});
+    assert_eq!(object["metadata"]["ownerReferences"], json!([owner]));
+    assert_eq!(object["capacity"], "640Mi");
+    assert_eq!(object["maximumVolumeSize"], "640Mi", "one volume may have all of it");
+    assert_eq!(shown(&object), 640 << 20);
+    // As the API server writes it.
+    for (text, bytes) in [(json!("10Gi"), 10_u64 << 30), (json!("0"), 0), (json!(null), 0)] {
+        assert_eq!(shown(&json!({"capacity": text})), bytes, "{text}");
     }
 }
 

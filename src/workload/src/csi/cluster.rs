@@ -1,4 +1,4 @@
-//! The requests of the provisioner to the API server.
+//! The requests of the driver to the API server.
 //!
 //! Every change names the state that it was made for, or may be repeated: an object that
 //! exists already, or is gone already, is what was wanted.
@@ -7,11 +7,13 @@ use http::Method;
 use serde_json::{Value, json};
 
 use super::claims::{self, Claim, Class, Refusal, Volume};
+use super::names::{CAPACITIES, SELECTED_NODE};
 use super::volume_id::VolumeId;
 use crate::api::{Answer, Api, Error, parse};
+use polis_wire::identity::NodeId;
 
 const VOLUMES: &str = "/api/v1/persistentvolumes";
-const CLASSES: &str = "/apis/storage.k8s.io/v1/storageclasses";
+pub(super) const CLASSES: &str = "/apis/storage.k8s.io/v1/storageclasses";
 
 const JSON: &str = "application/json";
 const MERGE_PATCH: &str = "application/merge-patch+json";
@@ -49,7 +51,7 @@ impl Server for Api {
     }
 }
 
-/// The requests of the provisioner.
+/// The requests of the driver.
 #[derive(Clone, Debug)]
 pub(super) struct Cluster<S>(pub(super) S);
 
@@ -109,6 +111,60 @@ impl<S: Server> Cluster<S> {
         self.accept(&answer, &[404])
     }
 
+    /// Takes the selected node off a claim, so that the scheduler selects one again.
+    pub(super) async fn release(&self, claim: &Claim) -> Result<(), Error> {
+        let patch = json!({"metadata": {
+            "uid": claim.id.claim(),
+            "resourceVersion": claim.resource_version,
+            "annotations": {SELECTED_NODE: null},
+        }});
+        // The driver has no right to claims but to their status, whose requests may change the
+        // metadata, too (`objects` has the policy).
+        let path = format!(
+            "/api/v1/namespaces/{}/persistentvolumeclaims/{}/status",
+            claim.namespace, claim.name
+        );
+        let answer = self.0.ask(Method::PATCH, &path, Some((MERGE_PATCH, patch))).await?;
+        // It is gone, or an event brings its newer state.
+        self.accept(&answer, &[404, 409])
+    }
+
+    /// The room that this node shows for a class; `None` without an object.
+    pub(super) async fn room(&self, node: NodeId, class: &str) -> Result<Option<u64>, Error> {
+        let object = self.get(&capacity(node, class)).await?;
+        Ok(object.as_ref().map(claims::shown))
+    }
+
+    /// Shows this room in the object of a class; returns whether there is one.
+    pub(super) async fn show_room(
+        &self,
+        node: NodeId,
+        class: &str,
+        bytes: u64,
+    ) -> Result<bool, Error> {
+        let patch = Some((MERGE_PATCH, claims::room(bytes)));
+        let answer = self.0.ask(Method::PATCH, &capacity(node, class), patch).await?;
+        self.accept(&answer, &[404])?;
+        Ok(answer.status != 404)
+    }
+
+    /// Makes the object of a class with this room; returns whether it did. It belongs to the Node,
+    /// which kubelet may not have registered yet.
+    pub(super) async fn create_room(
+        &self,
+        node: NodeId,
+        class: &str,
+        bytes: u64,
+    ) -> Result<bool, Error> {
+        let owner = self.get(&format!("/api/v1/nodes/{node}")).await?;
+        let uid = owner.as_ref().and_then(|owner| owner["metadata"]["uid"].as_str());
+        let Some(uid) = uid else { return Ok(false) };
+        let object = claims::capacity(node, uid, class, bytes);
+        let answer = self.0.ask(Method::POST, &capacities(), Some((JSON, object))).await?;
+        self.accept(&answer, &[409])?;
+        Ok(answer.status != 409)
+    }
+
     /// Deletes the object of a volume: asks for its end, then takes the driver's finalizer
     /// away.
     pub(super) async fn delete(&self, volume: &Volume) -> Result<(), Error> {
@@ -161,4 +217,13 @@ impl<S: Server> Cluster<S> {
             false => Err(self.0.refused(answer)),
         }
     }
+}
+
+/// Where the objects are that show the room of nodes.
+fn capacities() -> String {
+    format!("/apis/storage.k8s.io/v1/namespaces/{CAPACITIES}/csistoragecapacities")
+}
+
+fn capacity(node: NodeId, class: &str) -> String {
+    format!("{}/{}", capacities(), claims::capacity_name(node, class))
 }

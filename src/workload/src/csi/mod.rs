@@ -3,7 +3,8 @@
 //!
 //! ```text
 //! API server --claims, volumes--> provisioner --> store --> /data/volumes/pvc-UID
-//!            <--objects, events--                             |      ^
+//!            <--objects, events--                  |          |      ^
+//!            <--room------------- capacity --------+          |      |
 //! kubelet --registration, publish, stats--> node --> bind ----+      |
 //!                                           sweeper --removes--------+
 //!
@@ -15,6 +16,7 @@
 //! trash        the removal of content
 //! cluster      requests to the API server
 //! provisioner  which volumes there are                     a service
+//! capacity     the room that the scheduler knows of        a service
 //! mounting     flags, and the kernel's table of mounts
 //! node         the calls of kubelet
 //! registration how kubelet finds the driver
@@ -30,6 +32,7 @@
 //! What this module does not do: divide the partition (`ground::quota`), or grant rights
 //! (`objects`).
 
+mod capacity;
 mod claims;
 mod cluster;
 mod disk;
@@ -67,6 +70,7 @@ use polis_runtime::event::Closed;
 use polis_runtime::supervisor::{Context, Policy, blocking};
 use polis_wire::identity::NodeId;
 
+pub use self::capacity::Publisher;
 pub use self::disk::Disk;
 pub use self::names::DRIVER;
 pub use self::provisioner::{Provisioner, Status};
@@ -137,6 +141,9 @@ impl Service {
         let provided = status.subscribe();
         let forever = Policy::forever();
         ctx.spawn("provisioner", forever, move |ctx| provisioner.clone().run(ctx));
+        let publisher =
+            Publisher { api: self.api.clone(), node: self.node, store: self.store.clone() };
+        ctx.spawn("capacity", forever, move |ctx| publisher.clone().run(ctx));
         let store = self.store.clone();
         ctx.spawn("sweeper", forever, move |ctx| provisioner::sweeper(store.clone(), ctx));
         let registered = watch::Sender::default();

@@ -13,5 +13,9 @@ pub(crate) const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
 /// The label of each Node object that kubelet sets, with the name of the node.
 pub(crate) const NODE_LABEL: &str = "kubernetes.io/hostname";
 
+/// The namespace of the objects that show the room of nodes. Operators and pods of others write
+/// nothing there.
+pub(crate) const CAPACITIES: &str = "kube-system";
+
 /// Keeps the object of a volume while its content is there.
 pub(crate) const FINALIZER: &str = "local.csi.polis.internal/content";

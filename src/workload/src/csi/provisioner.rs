@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! claim, this node selected  --> directory, project, size --> object --bound by Kubernetes-->
+//!            does not fit    --> event --> no node selected
 //! claim asks for more        --> size --> object --> status of the claim
 //! object released, Delete    --> directory renamed --> object deleted --> content removed
 //! ```
@@ -83,7 +84,7 @@ pub(super) enum Error {
 impl Error {
     /// Whether it stays until somebody changes something: the owner of a claim waits for that.
     /// A server that does not answer, is busy, or has a newer state is only tried again.
-    fn stays(&self) -> bool {
+    pub(super) fn stays(&self) -> bool {
         match self {
             Self::Store(_) => true,
             Self::Api(api::Error::Refused { status, .. }) => {
@@ -207,9 +208,9 @@ impl Provisioner {
     }
 }
 
-/// Between a pair of watches that `lasted` so long, and the next one: a server may end each
-/// watch at once, and no error says so.
-fn pause(ended: &Result<(), Error>, lasted: Duration) -> Duration {
+/// Between watches that `lasted` so long, and the next ones: a server may end each watch at once,
+/// and no error says so.
+pub(super) fn pause(ended: &Result<(), Error>, lasted: Duration) -> Duration {
     match ended {
         Ok(()) => RETRY.saturating_sub(lasted),
         Err(_) => RETRY,
@@ -433,7 +434,13 @@ impl<S: Server> Pass<S> {
         let made = blocking(move || store.make(&id, &label, wanted.bytes)).await;
         let bytes = match made {
             Ok(bytes) => bytes,
-            Err(error) => return self.failed(claim, error, wanted.bytes).await,
+            Err(error) => {
+                let next = "the scheduler selects a node again, and this one once it has room";
+                self.failed(claim, error, wanted.bytes, next).await?;
+                // It may fit on another node.
+                self.cluster.release(claim).await?;
+                return Ok(Served::Done);
+            }
         };
         self.cluster.create(&claims::volume(claim, &class, self.node, bytes)).await?;
         self.reported.remove(&claim.id);
@@ -460,7 +467,10 @@ impl<S: Server> Pass<S> {
         let (store, id) = (self.store.clone(), claim.id.clone());
         let bytes = match blocking(move || store.enlarge(&id, wanted)).await {
             Ok(bytes) => bytes,
-            Err(error) => return self.failed(claim, error, wanted).await,
+            Err(error) => {
+                let next = "the volume grows as soon as there is room";
+                return self.failed(claim, error, wanted, next).await.map(|()| Served::Later);
+            }
         };
         if volume.bytes() < bytes {
             self.cluster.resize(&volume, bytes).await?;
@@ -470,28 +480,28 @@ impl<S: Server> Pass<S> {
         Ok(Served::Done)
     }
 
-    /// Tells the owner of a claim why the disk has no room; other errors are the node's.
+    /// Tells the owner of a claim why it has no room, and what is next; other errors are the
+    /// node's.
     async fn failed(
         &mut self,
         claim: &Claim,
         error: store::Error,
         wanted: u64,
-    ) -> Result<Served, Error> {
+        next: &str,
+    ) -> Result<(), Error> {
         if !error.is_full() {
             return Err(error.into());
         }
         let size = claims::size(wanted);
         let message = format!(
-            "{size} does not fit on node {}: {}; it is made as soon as there is room: remove \
-             volumes or images from that node, or ask for less; for another node, delete the pod \
-             and the claim and make both again",
+            "{size} does not fit on node {}: {}; {next}: remove volumes or images from that node, \
+             or ask for less",
             self.node,
             cause::line(&error),
         );
         // The room that is left changes with each file that is written.
         let cause = format!("no room for {size}");
-        self.report(claim, Refusal { reason: "NoRoom", message, cause }).await?;
-        Ok(Served::Later)
+        self.report(claim, Refusal { reason: "NoRoom", message, cause }).await
     }
 
     /// Tells it once, and again when the event has ended.
@@ -588,4 +598,4 @@ pub(super) enum Served {
 
 #[cfg(test)]
 #[path = "provisioner_tests.rs"]
-mod tests;
+pub(super) mod tests;

@@ -10,6 +10,7 @@ use super::*;
 use crate::api::Answer;
 use crate::csi::DRIVER;
 use crate::csi::claims::tests::{UID, claim_object, class_object, node};
+use crate::csi::names::SELECTED_NODE;
 use crate::csi::store::tests::{Fake, store};
 use polis_base::files::File;
 
@@ -19,7 +20,7 @@ const EVENTS: &str = "/api/v1/namespaces/default/events";
 
 /// An API server with a few objects, whose requests are steps of the disk's power, too.
 #[derive(Clone, Debug)]
-struct Objects {
+pub(crate) struct Objects {
     disk: Arc<Fake>,
     objects: Arc<Mutex<BTreeMap<String, Value>>>,
     events: Arc<Mutex<Vec<Value>>>,
@@ -27,18 +28,36 @@ struct Objects {
     refusal: Arc<Mutex<Option<u16>>>,
     /// How long a request takes.
     takes: Arc<Mutex<Duration>>,
+    /// Each request: its method, and the object or the list.
+    asked: Arc<Mutex<Vec<String>>>,
 }
 
 impl Objects {
-    fn all(&self) -> MutexGuard<'_, BTreeMap<String, Value>> {
+    pub(crate) fn new(disk: &Arc<Fake>) -> Self {
+        Self {
+            disk: disk.clone(),
+            objects: Arc::default(),
+            events: Arc::default(),
+            refusal: Arc::default(),
+            takes: Arc::default(),
+            asked: Arc::default(),
+        }
+    }
+
+    /// The requests since the last call.
+    pub(crate) fn asked(&self) -> Vec<String> {
+        std::mem::take(&mut self.asked.lock().unwrap())
+    }
+
+    pub(crate) fn all(&self) -> MutexGuard<'_, BTreeMap<String, Value>> {
         self.objects.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn put(&self, path: &str, object: Value) {
+    pub(crate) fn put(&self, path: &str, object: Value) {
         self.all().insert(path.to_owned(), object);
     }
 
-    fn get(&self, path: &str) -> Option<Value> {
+    pub(crate) fn get(&self, path: &str) -> Option<Value> {
         self.all().get(path).cloned()
     }
 
@@ -65,12 +84,13 @@ impl Objects {
                 self.put(&path, object.clone());
                 (201, object)
             }
-            ("PATCH", present) => {
-                let (path, mut object) = match (path.strip_suffix("/status"), present) {
-                    (Some(path), _) => (path, self.get(path).unwrap()),
-                    (None, Some(object)) => (path, object),
-                    (None, None) => return (404, json!({})),
-                };
+            ("PATCH", _) => {
+                let path = path.strip_suffix("/status").unwrap_or(path);
+                let Some(mut object) = self.get(path) else { return (404, json!({})) };
+                let version = &body["metadata"]["resourceVersion"];
+                if !version.is_null() && *version != object["metadata"]["resourceVersion"] {
+                    return (409, json!({}));
+                }
                 merge(&mut object, &body);
                 let ends = !object["metadata"]["deletionTimestamp"].is_null()
                     && object["metadata"]["finalizers"].as_array().is_none_or(Vec::is_empty);
@@ -116,6 +136,8 @@ impl Server for Objects {
             address: ([127, 0, 0, 1], 1).into(),
             source,
         };
+        let last = path.rsplit_once('/').map_or(path, |(_, last)| last);
+        self.asked.lock().unwrap().push(format!("{method} {last}"));
         let takes = *self.takes.lock().unwrap();
         if !takes.is_zero() {
             sleep(takes).await;
@@ -146,13 +168,7 @@ impl World {
     fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let disk = Fake::new();
-        let server = Objects {
-            disk: disk.clone(),
-            objects: Arc::default(),
-            events: Arc::default(),
-            refusal: Arc::default(),
-            takes: Arc::default(),
-        };
+        let server = Objects::new(&disk);
         server.put(CLASS, class_object());
         let store = store(folder.path(), &disk);
         let pass = Pass::new(Cluster(server.clone()), node(), store.clone());
@@ -234,6 +250,18 @@ impl World {
         let object = self.server.get(CLAIM).unwrap();
         let Some(Item::Claim(claim)) = self.pass.claim(&object) else { panic!("{object}") };
         self.pass.serve(&claim).await
+    }
+
+    /// The scheduler selects this node for a claim of this size, which does not fit.
+    async fn refused(&mut self, size: &str) {
+        self.server.put(CLAIM, claim_object(size));
+        assert_eq!(self.claim().await.unwrap(), Served::Done);
+        assert_eq!(self.selected(), Value::Null);
+    }
+
+    /// The node that the scheduler selected for the claim.
+    fn selected(&self) -> Value {
+        self.server.get(CLAIM).unwrap()["metadata"]["annotations"][SELECTED_NODE].clone()
     }
 
     /// The steps of Kubernetes with a volume and its claim.
@@ -383,16 +411,15 @@ async fn a_claim_that_asks_for_more_gets_it_whatever_step_the_power_fails_after(
 #[tokio::test(start_paused = true)]
 async fn the_owner_of_a_claim_reads_why_it_waits_and_what_would_help() {
     let mut world = World::new();
-    world.server.put(CLAIM, claim_object("100Gi"));
-    assert_eq!(world.claim().await.unwrap(), Served::Later);
-    assert_eq!(world.claim().await.unwrap(), Served::Later);
+    world.refused("100Gi").await;
+    world.refused("100Gi").await;
     let reported = world.reported();
     assert_eq!(reported.len(), 1, "it is reported once");
     assert!(reported[0].contains("102400Mi does not fit on node polis-"), "{reported:?}");
     assert!(reported[0].contains("the data partition has 0 MiB left"), "{reported:?}");
     assert!(reported[0].contains("remove volumes or images from that node"), "{reported:?}");
     tokio::time::advance(REPORT_AGAIN).await;
-    world.claim().await.unwrap();
+    world.refused("100Gi").await;
     assert_eq!(world.reported().len(), 2, "events end");
     world.server.put(CLAIM, claim_object("1Zi"));
     assert_eq!(world.claim().await.unwrap(), Served::Done);
@@ -413,22 +440,49 @@ async fn figures_that_change_while_a_claim_waits_make_no_other_event() {
     world.store.make(&other, "default/other", 1 << 30).unwrap();
     for mib in 0..3 {
         world.disk.workloads_use((10 << 30) + (mib << 20), 0);
-        assert_eq!(world.claim().await.unwrap(), Served::Later);
+        world.refused("1Gi").await;
     }
     let reported = world.reported();
     assert_eq!(reported.len(), 1, "{reported:?}");
     assert!(reported[0].contains("images and containers use 10240 MiB already"), "{reported:?}");
     // Another size is another question.
-    world.server.put(CLAIM, claim_object("2Gi"));
-    assert_eq!(world.claim().await.unwrap(), Served::Later);
+    world.refused("2Gi").await;
     assert_eq!(world.reported().len(), 2);
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_claim_that_does_not_fit_is_selected_for_another_node_unless_it_has_changed() {
+    let mut world = World::new();
+    world.refused("100Gi").await;
+    assert!(world.reported()[0].contains("the scheduler selects a node again"));
+    let object = world.server.get(CLAIM).unwrap();
+    assert_eq!(object["spec"], claim_object("100Gi")["spec"]);
+    assert_eq!(world.pass.waiting.len(), 0);
+    assert!(world.pass.claim(&object).is_none(), "it is no matter of this node any more");
+    // A newer state of the claim is an event of its own.
+    let before = claim_object("100Gi");
+    let Some(Item::Claim(claim)) = world.pass.claim(&before) else { panic!("{before}") };
+    let mut now = before;
+    now["metadata"]["resourceVersion"] = json!("2");
+    world.server.put(CLAIM, now);
+    assert_eq!(world.pass.serve(&claim).await.unwrap(), Served::Done);
+    assert_eq!(world.selected(), json!(node().to_string()));
+    // One with a volume stays on its node, and waits for room.
+    let mut world = World::bound().await;
+    world.change(CLAIM, |object| {
+        object["spec"]["resources"]["requests"]["storage"] = json!("100Gi");
+    });
+    assert_eq!(world.claim().await.unwrap(), Served::Later);
+    assert_eq!(world.selected(), json!(node().to_string()));
+    assert!(world.reported()[0].contains("the volume grows as soon as there is room"));
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_claim_that_is_gone_is_forgotten_although_it_asks_for_nothing() {
-    // One that waits for room, and one that has to change.
-    for (size, waiting) in [("100Gi", 1), ("1Zi", 0)] {
+    // One that the server refuses, and one that has to change.
+    for (size, waiting) in [("1Gi", 1), ("1Zi", 0)] {
         let mut world = World::new();
+        *world.server.refusal.lock().unwrap() = Some(422);
         let mut object = claim_object(size);
         world.pass.event(Kind::Claim, Event::Is(object.clone())).await;
         assert_eq!((world.pass.waiting.len(), world.pass.reported.len()), (waiting, 1), "{size}");
@@ -442,20 +496,19 @@ async fn a_claim_that_is_gone_is_forgotten_although_it_asks_for_nothing() {
 #[tokio::test(start_paused = true)]
 async fn an_event_that_cannot_be_remembered_is_made_once_there_is_room() {
     let mut world = World::new();
-    world.server.put(CLAIM, claim_object("100Gi"));
     for number in 0..REPORTED_MAX {
         let id = format!("pvc-{number:08x}-7b1d-4c55-9a0e-2f6d1b8e4a77").parse().unwrap();
         world.pass.reported.insert(id, ("no room".to_owned(), Instant::now()));
     }
     for _attempt in 0..3 {
-        assert_eq!(world.claim().await.unwrap(), Served::Later);
+        world.refused("100Gi").await;
     }
     assert_eq!(world.reported(), [""; 0]);
     assert_eq!(world.pass.reported.len(), REPORTED_MAX);
     // The earlier events have ended.
     tokio::time::advance(REPORT_AGAIN).await;
     for _attempt in 0..3 {
-        assert_eq!(world.claim().await.unwrap(), Served::Later);
+        world.refused("100Gi").await;
     }
     assert_eq!(world.reported().len(), 1, "{:?}", world.reported());
     assert_eq!(world.pass.reported.len(), 1);
@@ -608,15 +661,16 @@ async fn a_retained_volume_is_removed_once_an_operator_says_so() {
 async fn claims_that_wait_leave_time_for_the_events_of_others() {
     const COUNT: usize = 25;
     let mut world = World::new();
+    *world.server.refusal.lock().unwrap() = Some(503);
     for number in 0..COUNT {
-        let mut claim = claim_object("100Ti");
+        let mut claim = claim_object("1Mi");
         claim["metadata"]["uid"] = json!(format!("{number:08x}{}", &UID[8..]));
         let item = world.pass.claim(&claim).unwrap();
         world.pass.item(item).await;
     }
-    assert_eq!(world.pass.waiting.len(), COUNT, "none of them fits");
-    // Each asks for its class again.
-    *world.server.takes.lock().unwrap() = AGAIN_FOR / 10;
+    assert_eq!(world.pass.waiting.len(), COUNT, "the server is too busy for their objects");
+    // Each asks for its class again, and for its object.
+    *world.server.takes.lock().unwrap() = AGAIN_FOR / 20;
     let mut turns = Vec::new();
     loop {
         let begun = Instant::now();

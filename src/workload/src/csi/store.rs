@@ -216,6 +216,15 @@ impl Store {
         Ok(bytes)
     }
 
+    /// The size that a new volume could have now, a multiple of [`UNIT`].
+    ///
+    /// # Errors
+    ///
+    /// [`Error`].
+    pub fn room(&self) -> Result<u64, Error> {
+        Ok(quota::room(&quota::turn(), &*self.disk, self.volumes.path(), UNIT)?)
+    }
+
     /// The usage and the limits of a volume; `None` if it is not on this node.
     ///
     /// # Errors

@@ -419,6 +419,32 @@ fn what_does_not_fit_is_refused_and_changes_nothing() {
 }
 
 #[test]
+fn a_volume_of_all_the_room_fits_and_a_larger_one_does_not() {
+    let folder = tempfile::tempdir().unwrap();
+    let disk = Fake::new();
+    let store = store(folder.path(), &disk);
+    assert!(store.room().unwrap() > 10 * GIB, "no directory is there yet");
+    store.make(&id(1), "default/first", GIB).unwrap();
+    // Workloads that use nothing, many bytes, and many files.
+    for (bytes, files) in [(0, 0), (4 * GIB, 0), (0, 400_000)] {
+        disk.workloads_use(bytes, files);
+        let room = store.room().unwrap();
+        assert!(room > GIB && room.is_multiple_of(UNIT), "{room}");
+        let error = store.make(&id(2), "default/second", room + UNIT).unwrap_err();
+        assert!(error.is_full(), "{error}");
+        assert_eq!(store.make(&id(2), "default/second", room).unwrap(), room);
+        assert_eq!(store.room().unwrap(), 0);
+        store.trash(&id(2)).unwrap();
+        assert_eq!(store.room().unwrap(), 0, "its content is there");
+        while store.sweep().unwrap() == Swept::Part {}
+        assert_eq!(store.room().unwrap(), room);
+    }
+    // There is less than nothing.
+    disk.workloads_use(15 * GIB, 0);
+    assert_eq!(store.room().unwrap(), 0);
+}
+
+#[test]
 fn what_cannot_be_removed_does_not_keep_the_room_of_the_rest() {
     let folder = tempfile::tempdir().unwrap();
     let disk = Fake::new();

@@ -30,7 +30,8 @@
 //! The sum of volumes is read from their directories each time, so it is kept nowhere else.
 //!
 //! What this module does not do: make volumes. `csi` calls [`divide`] before it makes or
-//! enlarges one, and after it has removed one, while it holds the [`turn`].
+//! enlarges one, and after it has removed one, while it holds the [`turn`]. It shows the [`room`]
+//! to the scheduler.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -336,17 +337,58 @@ pub fn divide(
     let failed =
         |operation, source| Error::Kernel { operation, path: directory.to_owned(), source };
     let size = projects.size().map_err(|source| failed("look at the disk of", source))?;
-    let limits = limits(size, volumes(projects, directory)?.saturating_add(more))?;
-    if more > 0 {
-        let usage = projects.usage(workloads());
-        let usage = usage.map_err(|source| failed("read the quota of workloads beside", source))?;
-        if let Some(usage) = usage {
-            leave_enough(usage, limits)?;
-        }
-    }
+    let volumes = volumes(projects, directory)?.saturating_add(more);
+    let used = if more > 0 { used(projects, directory)? } else { None };
+    let limits = limits_beside(size, volumes, used)?;
     projects
         .set_limits(workloads(), limits)
         .map_err(|source| failed("set the quota of workloads beside", source))?;
+    Ok(limits)
+}
+
+/// Bytes that another volume in this directory could have now, in whole units of `unit` bytes: the
+/// most that [`divide`] has room for. Blocks.
+///
+/// # Errors
+///
+/// [`Error::Kernel`].
+pub fn room(
+    _turn: &Turn,
+    projects: &dyn Projects,
+    directory: &Path,
+    unit: u64,
+) -> Result<u64, Error> {
+    let size = projects.size().map_err(|source| Error::Kernel {
+        operation: "look at the disk of",
+        path: directory.to_owned(),
+        source,
+    })?;
+    let (volumes, used) = (volumes(projects, directory)?, used(projects, directory)?);
+    let fits = |units: u64| limits_beside(size, volumes.saturating_add(units * unit), used).is_ok();
+    // The first always counts as room, the second is more than the disk.
+    let (mut fit, mut too_many) = (0, size / unit + 1);
+    while too_many - fit > 1 {
+        let middle = fit + (too_many - fit) / 2;
+        if fits(middle) { fit = middle } else { too_many = middle }
+    }
+    Ok(fit * unit)
+}
+
+/// The usage of workloads beside the volumes in this directory.
+fn used(projects: &dyn Projects, directory: &Path) -> Result<Option<Usage>, Error> {
+    projects.usage(workloads()).map_err(|source| Error::Kernel {
+        operation: "read the quota of workloads beside",
+        path: directory.to_owned(),
+        source,
+    })
+}
+
+/// The limits of workloads, if those with this usage can go on beside `volumes`.
+fn limits_beside(size: u64, volumes: u64, used: Option<Usage>) -> Result<Limits, Error> {
+    let limits = limits(size, volumes)?;
+    if let Some(used) = used {
+        leave_enough(used, limits)?;
+    }
     Ok(limits)
 }
 

@@ -231,6 +231,9 @@ pub(super) fn pod_network(prefix: Prefix, state: &Path) -> Vec<u8> {
                 "type": "portmap",
                 "backend": "nftables",
                 "capabilities": {"portMappings": true},
+                // The address of the name server is local to the node: without this, a pod with
+                // the HostPort 53 would get the questions of all pods of the node.
+                "conditionsV4": ["ip", "daddr", "!=", DNS_ADDRESS],
                 "snat": true,
             },
         ],
@@ -306,5 +309,14 @@ mod tests {
     fn pods_have_the_addresses_after_that_of_their_node() {
         let prefix = "10.192.3.0/24".parse().unwrap();
         insta::assert_snapshot!(text(&pod_network(prefix, Path::new("/ephemeral/cni/ipam"))));
+    }
+
+    #[test]
+    fn a_pod_with_a_port_of_the_node_gets_no_question_for_the_name_server() {
+        let file = pod_network("10.192.3.0/24".parse().unwrap(), Path::new("/ephemeral/cni/ipam"));
+        let file: Value = serde_json::from_slice(&file).unwrap();
+        let portmap = &file["plugins"][1];
+        assert_eq!(portmap["backend"], "nftables", "the condition is in the words of nftables");
+        assert_eq!(portmap["conditionsV4"], json!(["ip", "daddr", "!=", "169.254.77.53"]));
     }
 }

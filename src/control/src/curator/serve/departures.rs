@@ -24,6 +24,7 @@
 //!   its member is to start again for a rotation: two that are away at once may cost the quorum.
 //! - A leader does not remove its own member: it steps down, and the next leader does.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -41,6 +42,7 @@ use crate::curator::directory::{Directory, Known};
 use crate::curator::error::Error;
 use crate::curator::leader::Leadership;
 use crate::curator::state::{self, Refusal, Request};
+use polis_base::cause;
 use polis_base::sys::clock;
 use polis_runtime::event::Closed;
 use polis_runtime::supervisor::Context;
@@ -93,6 +95,33 @@ impl Departures {
     }
 }
 
+/// What the last attempts failed with. They are a second apart, for as long as another voter is
+/// away, and the log has each cause once.
+#[derive(Debug, Default)]
+struct Hindered {
+    nodes: BTreeMap<NodeId, cause::Last>,
+    learners: cause::Last,
+}
+
+impl Hindered {
+    /// Whether the last attempt to take this node out has failed.
+    fn has(&self, id: NodeId) -> bool {
+        self.nodes.contains_key(&id)
+    }
+
+    /// Notes how the attempt to take a node out ended; returns whether it failed with another cause
+    /// than the one before.
+    fn is_new(&mut self, id: NodeId, done: &Result<(), Status>) -> bool {
+        match done {
+            Ok(()) => {
+                self.nodes.remove(&id);
+                false
+            }
+            Err(status) => self.nodes.entry(id).or_default().is_new(status.message()),
+        }
+    }
+}
+
 /// Carries out requests, and what an earlier leader has left. Cloned into every run.
 #[derive(Clone, Debug)]
 pub struct Service {
@@ -122,8 +151,9 @@ impl Service {
     async fn work(&mut self) -> Result<(), Closed> {
         let queue = Arc::clone(&self.queue);
         let mut queue = queue.lock().await;
+        let mut hindered = Hindered::default();
         loop {
-            let failed = self.clear_up().await;
+            let failed = self.clear_up(&mut hindered).await;
             let Self { leadership, directory, consensus, .. } = &mut *self;
             tokio::select! {
                 // Cancel-safe, all of them: they wait for values or for the time.
@@ -143,26 +173,38 @@ impl Service {
 
     /// Continues every departure that was begun, and takes out learners without a node that
     /// wants them. Returns whether an attempt has to be repeated.
-    async fn clear_up(&mut self) -> bool {
+    async fn clear_up(&mut self, hindered: &mut Hindered) -> bool {
         if self.leadership.borrow_and_update().term.is_none() {
+            *hindered = Hindered::default();
             return false;
         }
         let leaving: Vec<_> = {
             let directory = self.directory.borrow_and_update();
-            let leaving = |(id, known): (NodeId, &Known)| Some((id, known.node.leaving?));
+            let leaving = |(id, known): (NodeId, &Known)| known.node.leaving.map(|_departure| id);
             directory.nodes().filter_map(leaving).collect()
         };
+        hindered.nodes.retain(|id, _| leaving.contains(id));
         let mut failed = false;
-        for (id, _departure) in leaving {
-            if let Err(status) = self.go_on(id).await {
-                warn!(node = %id, %status, "a node cannot leave yet");
+        for id in leaving {
+            let done = self.go_on(id, hindered).await;
+            let is_new = hindered.is_new(id, &done);
+            if let Err(status) = done {
+                if is_new {
+                    warn!(node = %id, %status, "a node cannot leave yet");
+                }
                 failed = true;
             }
         }
         let learns = self.consensus.borrow_and_update().members.iter().any(|one| one.learner);
-        if learns && let Err(status) = self.sweep().await {
-            warn!(%status, "cannot determine the node of a learner");
-            failed = true;
+        let swept = if learns { self.sweep().await } else { Ok(()) };
+        match swept {
+            Ok(()) => hindered.learners.clear(),
+            Err(status) => {
+                if hindered.learners.is_new(status.message()) {
+                    warn!(%status, "cannot determine the node of a learner");
+                }
+                failed = true;
+            }
         }
         failed
     }
@@ -180,7 +222,7 @@ impl Service {
     }
 
     /// Continues the departure in a record, if the record still has it.
-    async fn go_on(&self, id: NodeId) -> Result<(), Status> {
+    async fn go_on(&self, id: NodeId, hindered: &Hindered) -> Result<(), Status> {
         let lead = self.handlers.lead()?;
         let _changing = self.handlers.0.changing.lock().await;
         let node = match lead.store().node(id).await {
@@ -192,7 +234,9 @@ impl Service {
             // Where it steps down again and again, no other curator would lead.
             return Err(Status::unavailable("this curator has just started to lead"));
         }
-        info!(node = %id, "continuing to remove a node");
+        if !hindered.has(id) {
+            info!(node = %id, "continuing to remove a node");
+        }
         lead.take_out(id, &node, departure).await
     }
 
@@ -379,6 +423,25 @@ mod tests {
     use tokio::time::Instant;
 
     use super::*;
+
+    #[test]
+    fn a_node_that_cannot_leave_is_in_the_log_once_for_each_cause() {
+        let [one, two] = [1, 2].map(|seed| NodeId::from_public_key(&[seed; 32]));
+        let mut hindered = Hindered::default();
+        let mut lines = 0;
+        for _second in 0..600 {
+            for (id, why) in [(one, "polis-3 restarts"), (two, "polis-4 restarts")] {
+                let done = Err(Status::unavailable(why));
+                lines += u32::from(hindered.is_new(id, &done));
+                assert!(hindered.has(id));
+            }
+        }
+        assert_eq!(lines, 2);
+        assert!(hindered.is_new(one, &Err(Status::unavailable("etcd has no leader"))));
+        // The next failure after an attempt that succeeded is new.
+        assert!(!hindered.is_new(two, &Ok(())) && !hindered.has(two));
+        assert!(hindered.is_new(two, &Err(Status::unavailable("polis-4 restarts"))));
+    }
 
     #[tokio::test(start_paused = true)]
     async fn what_has_failed_is_tried_after_its_time_whatever_changes_meanwhile() {
