@@ -2,7 +2,7 @@
 //!
 //! Invariants:
 //! - The bundle appears whole or not at all.
-//! - Its kernel image starts the system of the manifest, and not that of a later build in the same
+//! - Its kernel image names the system of the manifest, and not that of a later build in the same
 //!   folder.
 
 use std::{

@@ -101,7 +101,7 @@ mod tests {
             signer: None,
             size: SIZE,
         };
-        // That of another check.
+        // Another check has left this folder.
         fs::create_dir_all(place("verify/again")).unwrap();
         let held = guard::hold(folder.path(), &Silent).unwrap();
         let (waits, waited) = mpsc::channel();

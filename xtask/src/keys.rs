@@ -269,7 +269,7 @@ mod tests {
         let mode = fs::metadata(keys.with_extension("passphrase")).unwrap().mode();
         assert_eq!(mode & 0o077, 0);
         assert_eq!(fs::read_dir(folder.path().join("target")).unwrap().count(), 2);
-        // Another build that began at the same time, and was later.
+        // Another build has made the keys meanwhile.
         unless_made(ensure_free(&keys)).unwrap();
         unless_made(ensure_free(&folder.path().join("no/keys"))).unwrap_err();
     }

@@ -63,7 +63,7 @@ pub(super) fn firmware(machine: &mut Machine, drivers: &mut Drivers) -> Firmware
 }
 
 /// Lets root alone into the folder of the variables: the kernel lets every user read them, and one
-/// of them may have a half of a disk's key.
+/// of them may have the share of a disk's key.
 fn hide(machine: &mut Machine, variables: &Path) {
     if let Err(error) = fs::set_permissions(variables, Permissions::from_mode(0o700)) {
         let text = format!("cannot keep {} from other users: {error}", variables.display());
@@ -88,7 +88,7 @@ mod tests {
     #[test]
     fn root_alone_may_enter_the_folder_of_the_variables() {
         let variables = tempfile::tempdir().unwrap();
-        // As the kernel mounts it.
+        // The kernel mounts it with this mode.
         fs::set_permissions(variables.path(), Permissions::from_mode(0o755)).unwrap();
         hide(&mut Machine::default(), variables.path());
         let mode = fs::metadata(variables.path()).unwrap().permissions().mode();

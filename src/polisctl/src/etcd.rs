@@ -256,7 +256,7 @@ impl Status {
     pub(super) fn remedy(&self) -> Option<&'static str> {
         self.alarms.iter().any(|alarm| alarm == CORRUPT).then_some(
             "etcd does not say whose data is wrong: bootstrap the cluster\n\
-             again from a snapshot from before: docs/disaster.md",
+             again from a snapshot that is older than the difference: docs/disaster.md",
         )
     }
 

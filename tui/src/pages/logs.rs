@@ -180,8 +180,7 @@ fn newest(logs: &Logs, of: Of<'_>, width: usize, rows: usize) -> Vec<Line<'stati
 }
 
 /// The number of entries between `entry` and those `before` it that have been dropped by
-/// now, or are of the audit log. Warnings and errors are kept, so nothing is missing where
-/// only those are shown.
+/// now, or are of the audit log. No gap is marked where only warnings and errors are shown.
 fn missing_before(before: &[Arc<LogEntry>], entry: &LogEntry, filter: &Filter) -> u64 {
     match before.last() {
         Some(last) if filter.severity < Severity::Warning => {

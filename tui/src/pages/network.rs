@@ -19,7 +19,7 @@ const FACT: usize = 10;
 /// Rows of a chart.
 const ROWS: usize = 2;
 
-/// The shortest rest of a lease that has a length on the screen.
+/// A lease with less time left counts as ended.
 const LEFT_MIN: Duration = Duration::from_millis(1);
 
 pub(crate) fn content(snapshot: &Snapshot, width: usize) -> Content {

@@ -68,7 +68,7 @@ pub(crate) struct Args {
     /// the stage pods].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=64))]
     processes: Option<u8>,
-    /// Leave out the tests that take minutes.
+    /// Leave out the slow tests: those that upstream marks, and those that the table marks.
     #[arg(long)]
     quick: bool,
     /// For the stage pods: the workers pull the images of the tests from their registry,

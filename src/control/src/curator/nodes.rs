@@ -135,7 +135,7 @@ impl<S: pki::Store + Clone> Store<S> {
     }
 
     /// Approves a node, whose fingerprint the operator has compared or not; `seen` is the proof of
-    /// its TPM that the operator has looked at.
+    /// its TPM that the operator has looked at; with `None`, no proof is compared.
     ///
     /// # Errors
     ///

@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_end_of_a_certificate_is_known_for_each_user_and_none_who_was_revoked() {
+    async fn the_newest_certificate_end_is_listed_unless_the_user_was_revoked() {
         let store = owned(1).await;
         let now = clock::now();
         let ann = store.create_user("ann", UserRole::Viewer, &[2; 32], now).await.unwrap();

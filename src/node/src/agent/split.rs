@@ -31,8 +31,8 @@ const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Why a node that was off for long stays cut off. A wrong clock looks the same, so the clocks
 /// come first: the next step after them gives up the data of the machine.
-const ENDED: &str = "by the clock of this node its certificate has ended, and every curator \
-                     rejects an ended one: compare the clocks of the nodes; where they are right, \
+const ENDED: &str = "by the clock of this node its certificate has ended, and curators \
+                     reject it: compare the clocks of the nodes; where they are right, \
                      the node was off for too long: an owner deletes it (`polisctl node delete \
                      NODE --force`), and its machine is registered again with an empty disk \
                      (`polisctl parameters register --wipes`)";

@@ -1,8 +1,9 @@
 //! `polisctl node approve`: admits a machine that waits for approval.
 //!
 //! The operator compares the fingerprint on the machine's screen, and what its TPM has proved.
-//! The leader compares both again with the record that it changes: the machine registers again
-//! every few seconds, and a person takes a while to answer.
+//! The leader compares what the command sends with the record that it changes: the fingerprint,
+//! unless `--unchecked`, and the proof, if there was one. The machine registers again every few
+//! seconds, and a person takes a while to answer.
 
 use polis_proto::v1;
 use polis_proto::v1::management_client::ManagementClient;

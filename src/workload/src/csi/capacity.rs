@@ -8,12 +8,12 @@
 //!
 //! The scheduler selects no node for a claim that asks for more than the node shows for the class,
 //! nor one that shows nothing for it. The watch begins anew every five minutes, and with it the
-//! objects are read again: one that somebody has changed or deleted is as it should be after that.
+//! objects are read again: one that was deleted, or shows another capacity, is corrected then.
 //!
 //! Invariants:
 //! - While the API server answers, the room that is shown is not more than there was [`LOOK`] ago:
 //!   a claim that this node has refused soon goes elsewhere.
-//! - Room that becomes less than two [`STEP`]s larger makes no request.
+//! - Growth of less than two [`STEP`]s makes no request.
 //!
 //! What this module does not do: compute the room (`ground::quota`), or delete the objects. They
 //! go with their Node, by the garbage collector; nothing reads that of a class that is gone.
@@ -35,7 +35,7 @@ use polis_base::cause;
 use polis_runtime::supervisor::{Context, blocking};
 use polis_wire::identity::NodeId;
 
-/// Between two looks at the disk, and so between two changes of an object.
+/// Between two looks at the disk; a new class is served at once.
 const LOOK: Duration = Duration::from_secs(5);
 
 /// The room is shown in whole steps: where images and containers fill the disk, it changes with

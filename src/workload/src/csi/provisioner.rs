@@ -208,8 +208,8 @@ impl Provisioner {
     }
 }
 
-/// Between watches that `lasted` so long, and the next ones: a server may end each watch at once,
-/// and no error says so.
+/// The pause after watches that `lasted` so long: a server may end each watch at once, without an
+/// error.
 pub(super) fn pause(ended: &Result<(), Error>, lasted: Duration) -> Duration {
     match ended {
         Ok(()) => RETRY.saturating_sub(lasted),

@@ -144,7 +144,7 @@ impl Curator for Handlers {
         let (back, prove_tpm) = {
             let directory = self.0.directory.borrow();
             let known = directory.node(id);
-            let back = known.is_some_and(|known| is_back(known.health));
+            let back = known.is_some_and(|known| known.health != v1::NodeHealth::Healthy);
             let boot_id = boot_id.unwrap_or_default();
             (back, known.is_some_and(|known| attested::awaits(&known.node, &boot_id)))
         };
@@ -357,13 +357,6 @@ impl Curator for Handlers {
     }
 }
 
-/// Whether watchers receive the heartbeat of a node with this health at once. In a new term every
-/// node is unknown, and its first heartbeat waits for the next check, which publishes all of them
-/// together: with 500 nodes that watch, one event for each would be 250,000 in five seconds.
-fn is_back(health: v1::NodeHealth) -> bool {
-    matches!(health, v1::NodeHealth::Late | v1::NodeHealth::Absent)
-}
-
 /// The entry that a node reports, with the number of refusals that the node has counted in it.
 fn counted(node: NodeId, call: v1::AuditEntry) -> Option<v1::AuditEntry> {
     let repeats = call.repeats;
@@ -379,13 +372,6 @@ fn is_known(newest: &[v1::AuditEntry], entry: &v1::AuditEntry) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_late_node_is_back_at_once_and_the_first_heartbeats_of_a_term_are_published_together() {
-        use v1::NodeHealth::{Absent, Healthy, Late, Unknown};
-        assert_eq!([Late, Absent].map(is_back), [true; 2]);
-        assert_eq!([Unknown, Healthy].map(is_back), [false; 2]);
-    }
 
     #[test]
     fn the_refusals_that_a_node_has_counted_are_an_entry_beside_the_first_one() {

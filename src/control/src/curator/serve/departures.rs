@@ -96,7 +96,7 @@ impl Departures {
 }
 
 /// What the last attempts failed with. They are a second apart, for as long as another voter is
-/// away, and the log has each cause once.
+/// away, and the log has a cause once until it changes.
 #[derive(Debug, Default)]
 struct Hindered {
     nodes: BTreeMap<NodeId, cause::Last>,
