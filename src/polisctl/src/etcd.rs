@@ -481,7 +481,7 @@ mod tests {
         assert_eq!(status(&["NOSPACE"]).remedy(), None);
         let corrupt = status(&["NOSPACE", "CORRUPT"]);
         let remedy = corrupt.remedy().unwrap();
-        assert!(remedy.ends_with("from before: docs/disaster.md"), "{remedy}");
+        assert!(remedy.ends_with("older than the difference: docs/disaster.md"), "{remedy}");
         let fields = corrupt.fields();
         assert!(fields.contains("NOSPACE, CORRUPT\n"), "{fields}");
         assert!(fields.contains("docs/disaster.md"), "{fields}");
