@@ -295,28 +295,26 @@ pub fn turn() -> Turn {
 ///
 /// [`Error::Kernel`].
 pub fn volumes(projects: &dyn Projects, directory: &Path) -> Result<u64, Error> {
-    let failed =
-        |operation, path: &Path, source| Error::Kernel { operation, path: path.to_owned(), source };
     let entries = match std::fs::read_dir(directory) {
         Ok(entries) => entries,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(0),
-        Err(error) => return Err(failed("list", directory, error)),
+        Err(error) => return Err(refused("list", directory)(error)),
     };
     // By project: a volume that is being removed may be several directories.
     let mut sizes = BTreeMap::new();
     for entry in entries {
-        let entry = entry.map_err(|source| failed("list", directory, source))?;
+        let entry = entry.map_err(refused("list", directory))?;
         let path = entry.path();
         if !entry.file_type().is_ok_and(|kind| kind.is_dir()) {
             continue;
         }
         let project = projects.project(&path);
-        let project = project.map_err(|source| failed("read the project of", &path, source))?;
+        let project = project.map_err(refused("read the project of", &path))?;
         let Some(project) = project.filter(|project| project.number() >= VOLUME_FIRST) else {
             continue;
         };
         let usage = projects.usage(project);
-        let usage = usage.map_err(|source| failed("read the quota of", &path, source))?;
+        let usage = usage.map_err(refused("read the quota of", &path))?;
         sizes.insert(project, usage.map_or(0, |usage| usage.limits.bytes));
     }
     Ok(sizes.into_values().fold(0, u64::saturating_add))
@@ -334,15 +332,13 @@ pub fn divide(
     directory: &Path,
     more: u64,
 ) -> Result<Limits, Error> {
-    let failed =
-        |operation, source| Error::Kernel { operation, path: directory.to_owned(), source };
-    let size = projects.size().map_err(|source| failed("look at the disk of", source))?;
+    let size = size(projects, directory)?;
     let volumes = volumes(projects, directory)?.saturating_add(more);
     let used = if more > 0 { used(projects, directory)? } else { None };
     let limits = limits_beside(size, volumes, used)?;
     projects
         .set_limits(workloads(), limits)
-        .map_err(|source| failed("set the quota of workloads beside", source))?;
+        .map_err(refused("set the quota of workloads beside", directory))?;
     Ok(limits)
 }
 
@@ -358,11 +354,7 @@ pub fn room(
     directory: &Path,
     unit: u64,
 ) -> Result<u64, Error> {
-    let size = projects.size().map_err(|source| Error::Kernel {
-        operation: "look at the disk of",
-        path: directory.to_owned(),
-        source,
-    })?;
+    let size = size(projects, directory)?;
     let (volumes, used) = (volumes(projects, directory)?, used(projects, directory)?);
     let fits = |units: u64| limits_beside(size, volumes.saturating_add(units * unit), used).is_ok();
     // The first always counts as room, the second is more than the disk.
@@ -376,11 +368,17 @@ pub fn room(
 
 /// The usage of workloads beside the volumes in this directory.
 fn used(projects: &dyn Projects, directory: &Path) -> Result<Option<Usage>, Error> {
-    projects.usage(workloads()).map_err(|source| Error::Kernel {
-        operation: "read the quota of workloads beside",
-        path: directory.to_owned(),
-        source,
-    })
+    projects.usage(workloads()).map_err(refused("read the quota of workloads beside", directory))
+}
+
+/// The size of the disk of this directory.
+fn size(projects: &dyn Projects, directory: &Path) -> Result<u64, Error> {
+    projects.size().map_err(refused("look at the disk of", directory))
+}
+
+/// The error of an operation that the kernel refuses.
+fn refused(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error {
+    move |source| Error::Kernel { operation, path: path.to_owned(), source }
 }
 
 /// The limits of workloads, if those with this usage can go on beside `volumes`.
@@ -433,11 +431,7 @@ pub fn apply(data: &Data) -> Result<Limits, Error> {
 pub fn usage(data: &Data) -> Result<Usage, Error> {
     let path = data.mount.path();
     let used = File::open(path).and_then(|root| quota::usage(root.as_fd(), workloads()));
-    used.map_err(|source| Error::Kernel {
-        operation: "read the quota of workloads on",
-        path: path.to_owned(),
-        source,
-    })
+    used.map_err(refused("read the quota of workloads on", path))
 }
 
 /// Gives a directory its project, unless it has it already. The kernel gives it to what is
@@ -447,17 +441,16 @@ pub fn usage(data: &Data) -> Result<Usage, Error> {
 ///
 /// [`Error::Uncounted`] for a directory with files, [`Error::Kernel`].
 pub fn adopt(path: &Path, project: Project) -> Result<(), Error> {
-    let failed = |operation, source| Error::Kernel { operation, path: path.to_owned(), source };
-    let directory = File::open(path).map_err(|source| failed("open", source))?;
+    let directory = File::open(path).map_err(refused("open", path))?;
     let present = quota::project(&directory);
-    if present.map_err(|source| failed("read the project of", source))? == Some(project) {
+    if present.map_err(refused("read the project of", path))? == Some(project) {
         return Ok(());
     }
-    let mut entries = std::fs::read_dir(path).map_err(|source| failed("list", source))?;
+    let mut entries = std::fs::read_dir(path).map_err(refused("list", path))?;
     if entries.next().is_some() {
         return Err(Error::Uncounted { path: path.to_owned() });
     }
-    quota::set_project(&directory, project).map_err(|source| failed("set the project of", source))
+    quota::set_project(&directory, project).map_err(refused("set the project of", path))
 }
 
 fn workloads() -> Project {
