@@ -29,6 +29,8 @@ use crate::{
 
 /// The suite that everything comes from, but what [`Variant::Full`] needs newer.
 const SUITE: &str = "trixie";
+/// The component of Debian with the firmware that devices load, most of which has no source.
+const FIRMWARE: &str = "non-free-firmware";
 /// Debian's keys, as its own package installs them.
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 /// The program of apt that downloads one file.
@@ -105,7 +107,14 @@ impl Apt {
             wanted.push((category, name));
         }
         let names: Vec<&str> = wanted.iter().map(|(_, name)| name.as_str()).collect();
-        let output = self.print_uris("download", &names)?;
+        let of_devices = |name: &str| wanted.contains(&(Category::Device, name.to_owned()));
+        // For apt, an archive without the component is one without its packages.
+        let output = self.print_uris("download", &names).map_err(|error| match error {
+            Error::NoPackage { package } if of_devices(&package) => {
+                Error::NoComponent { mirror: mirror.archive.clone(), package, component: FIRMWARE }
+            }
+            other => other,
+        })?;
         let mut packages = wanted
             .iter()
             .map(|(category, name)| find(&output, mirror, *category, name))
@@ -227,7 +236,7 @@ fn sources(mirror: &Mirror, trust: Trust, variant: Variant) -> String {
         Trust::Test => "Trusted: yes".to_owned(),
     };
     let stanza = |uri: &str, suites: &str| {
-        format!("Types: deb\nURIs: {uri}\nSuites: {suites}\nComponents: main\n{trust}\n")
+        format!("Types: deb\nURIs: {uri}\nSuites: {suites}\nComponents: main {FIRMWARE}\n{trust}\n")
     };
     // Apt takes from backports only what no other suite has.
     let backports = match variant {
@@ -317,6 +326,7 @@ mod tests {
         let full = sources(&mirror, Trust::Debian, Variant::Full);
         for sources in [&base, &full] {
             assert_eq!(sources.matches("Signed-By: /usr/share/keyrings/").count(), 2);
+            assert_eq!(sources.matches("Components: main non-free-firmware\n").count(), 2);
             assert!(!sources.contains("Trusted"));
         }
         assert!(!base.contains("-backports") && full.contains("-backports\n"));

@@ -31,6 +31,18 @@ const SELECTION: Selection = Selection(&[Part {
     tools: &[],
 }]);
 
+/// The same payload with the firmware of a device.
+const WITH_FIRMWARE: Selection = Selection(&[Part {
+    variant: Variant::Base,
+    packages: &[
+        (Category::Node, "tool"),
+        (Category::Library, "libone1"),
+        (Category::Device, "firmware-one"),
+    ],
+    programs: &["usr/bin/tool"],
+    tools: &[],
+}]);
+
 /// The tools that the tests run on this host.
 const TOOLS: &[&str] = &["/usr/bin/apt-get", "/usr/bin/dpkg-deb", "/usr/lib/apt/apt-helper"];
 
@@ -239,15 +251,16 @@ fn suite(root: &Path, name: &str, debs: &[Deb]) {
     pool(root, debs);
     let folder = root.join("dists").join(name);
     let index: String = debs.iter().map(Deb::index).collect();
-    let place = "main/binary-amd64/Packages";
-    fs::create_dir_all(folder.join(place).parent().unwrap()).unwrap();
-    fs::write(folder.join(place), &index).unwrap();
-    let release = format!(
+    let mut release = format!(
         "Origin: Debian\nSuite: {name}\nCodename: {name}\nArchitectures: amd64\n\
-         Components: main\nDate: Thu, 01 Jan 2026 00:00:00 UTC\nSHA256:\n {} {} {place}\n",
-        hash(index.as_bytes()),
-        index.len()
+         Components: main non-free-firmware\nDate: Thu, 01 Jan 2026 00:00:00 UTC\nSHA256:\n"
     );
+    for (component, index) in [("main", index.as_str()), ("non-free-firmware", "")] {
+        let place = format!("{component}/binary-amd64/Packages");
+        fs::create_dir_all(folder.join(&place).parent().unwrap()).unwrap();
+        fs::write(folder.join(&place), index).unwrap();
+        release += &format!(" {} {} {place}\n", hash(index.as_bytes()), index.len());
+    }
     fs::write(folder.join("Release"), release).unwrap();
 }
 
@@ -410,6 +423,31 @@ fn other_bytes_under_a_locked_name_are_refused() {
     world.publish(&[forged, library]);
     let error = world.prepare().unwrap_err();
     assert!(matches!(&error, Error::Fetch { package, .. } if package == "tool"), "{error}");
+    assert_eq!(world.trees(), 0);
+}
+
+#[test]
+fn a_mirror_without_the_firmware_of_devices_is_named_with_the_component() {
+    if !runs_here() {
+        return;
+    }
+    let (tool, library) = (Deb::tool("1", "", &["libone.so.1"]), Deb::library("1"));
+    let files = [("usr/lib/firmware/one.fw", Content::Bytes(b"one".to_vec()))];
+    let firmware = Deb::build("firmware-one", "1", "", &files);
+    let mut world = World::new(&tool, &library);
+    let mut lock = world.lock();
+    lock.packages.push(firmware.locked(Category::Device));
+    fs::write(&world.source.lock, lock.print()).unwrap();
+    world.source.selection = WITH_FIRMWARE;
+    world.publish(&[tool, library]);
+    let error = world.prepare().unwrap_err();
+    let expected = format!(
+        "the mirror {}/debian has no package firmware-one in its component non-free-firmware",
+        world.server
+    );
+    assert_eq!(error.to_string(), expected);
+    let help = error.help().unwrap();
+    assert!(help.contains("non-free-firmware: --mirror URL"), "{help}");
     assert_eq!(world.trees(), 0);
 }
 

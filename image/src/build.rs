@@ -1,11 +1,11 @@
 //! The steps from packages and our two programs to an image.
 //!
 //! ```text
-//! payload --> modules --> unpack --+--> initramfs ------------+
-//!    |                             |                          v
-//!    |   init, node --> strip -----+--> system --root hash--> uki --> image
-//!    +--> programs of workloads ---^                          ^
-//!    +--> kernel ---------------------------------------------/
+//! payload --> modules --+--> unpack ----+--> initramfs ------------+
+//!    |                  +--> firmware --+                          v
+//!    |   init, node --> strip ----------+--> system --root hash--> uki --> image
+//!    +--> programs of workloads --------^                          ^
+//!    +--> kernel --------------------------------------------------/
 //! ```
 //!
 //! `initramfs`, `system` and `kernel` run at the same time. Only the programs of a
@@ -28,11 +28,13 @@ use crate::{
     digest::{Digests, hash},
     error::{At as _, Error, Result},
     esp,
+    firmware::{self, Named},
     golang::{self, Built},
-    guard, layout,
+    guard::{self, Guard},
+    layout,
     lock::Lock,
     manifest::{self, Kind, Manifest, Options, Sizes, Variant},
-    oci,
+    modules, oci,
     packages::{Category, FIRMWARE},
     payload::{Payload, Source, parallel},
     program,
@@ -82,16 +84,16 @@ pub struct Config {
     pub size: u64,
 }
 
-/// Builds the image.
+/// Builds the image. Until the guard is dropped, no later build replaces its parts.
 ///
 /// # Errors
 ///
 /// A step failed; the error names the object.
-pub fn build(config: &Config, observer: &dyn Observer) -> Result<Manifest> {
+pub fn build(config: &Config, observer: &dyn Observer) -> Result<(Manifest, Guard)> {
     // An invalid size is rejected now, and not after all the work.
     layout::plan("", 0, config.size)?;
     // A second build of one folder finds all outputs cached then.
-    let _guard = guard::hold(&config.out, observer)?;
+    let guard = guard::hold(&config.out, observer)?;
     let steps = Steps::open(config.out.join("steps"), observer)?;
     let payload = provide(&config.source, observer)?;
     let go = match config.source.variant {
@@ -116,7 +118,7 @@ pub fn build(config: &Config, observer: &dyn Observer) -> Result<Manifest> {
     };
     let manifest = builder.build();
     steps.digests.save()?;
-    manifest
+    Ok((manifest?, guard))
 }
 
 /// The release of the locked kernel, from its package's name.
@@ -158,10 +160,11 @@ impl Builder<'_> {
         let variant = self.config.source.variant;
         let sources = Sources::open(self.content, variant, &self.release, &self.out("modules"))?;
         self.unpack(&sources)?;
-        let plan = self.plan(&sources)?;
+        let named = self.firmware(&sources)?;
+        let plan = self.plan(&sources, &named)?;
         let image_version = self.image_version(&plan)?;
         let date = build_date(self.payload, &self.release)?;
-        let os_release = os_release(self.config, &image_version, date);
+        let os_release = os_release(self.config, &image_version, date)?;
         let (initramfs, system, kernel) = thread::scope(|scope| {
             let initramfs = scope.spawn(|| self.initramfs(&plan));
             let kernel = scope.spawn(|| self.kernel());
@@ -248,14 +251,25 @@ impl Builder<'_> {
         })
     }
 
-    fn plan(&self, sources: &Sources<'_>) -> Result<Plan> {
+    /// Reads which firmware files the modules of the image name.
+    fn firmware(&self, sources: &Sources<'_>) -> Result<Named> {
+        let files = sources.packed_modules()?;
+        let names: Vec<String> =
+            files.iter().map(|file| modules::name(&file.to_string_lossy())).collect();
+        let inputs = Inputs::recipe(&[include_str!("firmware.rs")])
+            .text("payload.lock", &self.packages)
+            .text("the list of modules", &names.join(" "));
+        self.steps.run("firmware", inputs, &[], || firmware::read(self.payload, &files))
+    }
+
+    fn plan(&self, sources: &Sources<'_>, named: &Named) -> Result<Plan> {
         let Programs { init, node, system_images } = self.programs;
         let unpacked = self.out("unpacked");
-        let mut root = sources.root(init, node, &unpacked, self.go)?;
+        let mut root = sources.root(init, node, &unpacked, self.go, named)?;
         if self.config.source.variant == Variant::Full {
             workload::add(&mut root, oci::layout(&oci::IMAGES, system_images)?);
         }
-        let initramfs = sources.initramfs(init, &unpacked)?;
+        let initramfs = sources.initramfs(init, &unpacked, named)?;
         // The file's identity, not its place on this host: the lock and the hashes of
         // our two programs cover its content.
         let origin = |path: &Path| {
@@ -444,17 +458,20 @@ fn build_date(payload: &Path, release: &str) -> Result<u64> {
     Ok(u64::try_from(metadata.mtime()).unwrap_or_default())
 }
 
-fn os_release(config: &Config, image_version: &str, date: u64) -> String {
-    let Config { version, kind, source, .. } = config;
+fn os_release(config: &Config, image_version: &str, date: u64) -> Result<String> {
+    let Config { version, kind, source, go, .. } = config;
     let variant = match source.variant {
         Variant::Base => String::new(),
-        full @ Variant::Full => format!("{}{full}\n", manifest::VARIANT),
+        full @ Variant::Full => {
+            let kubernetes = golang::kubernetes(go)?;
+            format!("{}{full}\n{}{kubernetes}\n", manifest::VARIANT, manifest::KUBERNETES)
+        }
     };
-    format!(
+    Ok(format!(
         "ID=polis\nNAME=\"Polis\"\nPRETTY_NAME=\"Polis {version}\"\nVERSION_ID={version}\n\
          VARIANT_ID={kind}\n{variant}IMAGE_ID=polis\nIMAGE_VERSION={image_version}\n\
          BUILD_DATE={date}\n"
-    )
+    ))
 }
 
 /// The `os-release` of a unified kernel image, by which systemd-boot starts the newest. It
@@ -478,6 +495,39 @@ mod tests {
         let text = "ID=polis\nVERSION_ID=1.0.0-rc.1\nIMAGE_ID=polis\nIMAGE_VERSION=ab\n";
         let expected = "ID=polis\nVERSION_ID=1.0.0~rc.1\nIMAGE_ID=polis\nPOLIS_IMAGE=ab\n";
         assert_eq!(for_loader(text), expected);
+    }
+
+    #[test]
+    fn the_os_release_of_a_full_image_names_its_kubernetes_and_that_of_a_base_image_does_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let place = |name: &str| folder.path().join(name);
+        let mut config = Config {
+            kind: Kind::Development,
+            source: Source::new(place("payload.lock"), place("cache")),
+            go: golang::Folders { modules: place("modules"), out: place("go") },
+            init: place("init"),
+            node: place("node"),
+            system_images: place("images"),
+            version: "1.2.3".to_owned(),
+            out: place("out"),
+            parameters: None,
+            signer: None,
+            size: manifest::SIZE_DEFAULT,
+        };
+        // It does not read the modules, which a host that builds base images may not have.
+        let base = os_release(&config, "00ff", 7).unwrap();
+        let expected = "VARIANT_ID=development\nIMAGE_ID=polis\nIMAGE_VERSION=00ff\nBUILD_DATE=7\n";
+        assert!(base.ends_with(expected), "{base}");
+        config.source.variant = Variant::Full;
+        assert!(os_release(&config, "00ff", 7).is_err());
+        let module = place("modules/kube");
+        fs::create_dir_all(&module).unwrap();
+        fs::write(module.join("go.mod"), "require k8s.io/kubernetes v1.37.2\n").unwrap();
+        let full = os_release(&config, "00ff", 7).unwrap();
+        let lines = "POLIS_VARIANT=full\nPOLIS_KUBERNETES=1.37.2\n";
+        assert_eq!(full.replacen(lines, "", 1), base);
+        assert!(full.contains(lines), "{full}");
+        assert!(for_loader(&full).contains(lines));
     }
 
     #[test]

@@ -16,10 +16,10 @@ use polis_bundle::{Manifest as Contents, Part, Refusal, SECURITY_LEVEL, write};
 use semver::Version;
 
 use crate::{
-    disk,
+    aside,
     error::{At as _, Error, Result},
     etcd, layout,
-    manifest::Manifest,
+    manifest::{self, Manifest, Variant},
     signing::{ImageSigner, ReleaseKey},
     starting,
     uki::{self, Section},
@@ -31,7 +31,8 @@ const UPDATES_FROM: Version = Version::new(0, 1, 0);
 /// The only kind of processor that images are built for.
 const ARCHITECTURE: &str = "x86_64";
 
-/// Writes the bundle of a built image to `out`.
+/// Writes the bundle of a built image to `out`. A caller that holds the [`crate::Guard`] of its
+/// folder reads the parts of one build.
 ///
 /// # Errors
 ///
@@ -63,31 +64,41 @@ pub fn bundle(
         image: manifest.image_version.clone(),
         from: UPDATES_FROM,
         etcd: etcd_of(&sections)?,
+        kubernetes: kubernetes_of(&sections, manifest.variant)?,
         kernel: Part::of(&kernel[..]).at("hash", &uki)?,
         system: Part::of(open()?).at("hash", &system)?,
     };
     layout::plan("", contents.system.size, crate::SIZE_DEFAULT)?;
-    let aside = disk::aside(out);
     let parts: [&mut dyn Read; 2] = [&mut Cursor::new(kernel), &mut open()?];
-    let written = File::create(&aside).and_then(|file| {
-        let mut file = BufWriter::new(file);
-        write(&mut file, &contents, release.key(), parts)?;
-        file.flush()?;
-        file.get_ref().sync_all()?;
-        fs::rename(&aside, out)
-    });
-    if written.is_err() {
-        // The unfinished file is useless; a failure to remove it changes nothing for the
-        // caller.
-        fs::remove_file(&aside).unwrap_or_default();
-    }
-    written.at("write", out)
+    aside::replace(out, |aside| {
+        let written = File::create(aside).and_then(|file| {
+            let mut file = BufWriter::new(file);
+            write(&mut file, &contents, release.key(), parts)?;
+            file.flush()?;
+            file.get_ref().sync_all()
+        });
+        written.at("write", out)
+    })
 }
 
 /// The text of a section of a kernel image; empty where there is no such section.
 fn text<'a>(sections: &'a [Section], name: &str) -> Cow<'a, str> {
     let section = sections.iter().find(|section| section.name == name);
     section.map(|section| String::from_utf8_lossy(&section.content)).unwrap_or_default()
+}
+
+/// The version of Kubernetes in the system of a kernel image, by its `os-release`.
+fn kubernetes_of(sections: &[Section], variant: Variant) -> Result<Option<Version>> {
+    if variant == Variant::Base {
+        return Ok(None);
+    }
+    let os_release = text(sections, ".osrel");
+    let version = os_release.lines().find_map(|line| line.strip_prefix(manifest::KUBERNETES));
+    let version = version.and_then(|version| Version::parse(version).ok()).ok_or_else(|| {
+        let reason = "the image names no version of Kubernetes in its os-release".to_owned();
+        Error::Bundle(Refusal::Manifest { reason })
+    })?;
+    Ok(Some(version))
 }
 
 /// The version of etcd in the system of a kernel image, which lists its packages.

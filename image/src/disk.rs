@@ -7,9 +7,9 @@
 
 use std::{
     collections::BTreeMap,
-    fs::{self, File, OpenOptions},
+    fs::{File, OpenOptions},
     io::{self, Seek as _, SeekFrom, Write as _},
-    path::{Path, PathBuf},
+    path::Path,
 };
 
 use gpt::{
@@ -21,6 +21,7 @@ use gpt::{
 };
 
 use crate::{
+    aside,
     error::{At as _, Error, Result},
     layout::{Layout, SECTOR},
 };
@@ -30,22 +31,7 @@ const PIECE: usize = 64 << 10;
 
 /// Writes an image to `path`.
 pub(crate) fn write(path: &Path, layout: &Layout, parts: &mut [&mut dyn io::Read]) -> Result<()> {
-    let aside = aside(path);
-    let outcome = write_aside(&aside, layout, parts);
-    if outcome.is_err() {
-        // The unfinished file is useless; a failure to remove it does not matter to the
-        // caller.
-        fs::remove_file(&aside).unwrap_or_default();
-    }
-    outcome?;
-    fs::rename(&aside, path).at("put in place", path)
-}
-
-/// A name beside `path`, for an unfinished file.
-pub(crate) fn aside(path: &Path) -> PathBuf {
-    let mut name = path.file_name().unwrap_or_default().to_owned();
-    name.push(format!(".new-{}", std::process::id()));
-    path.with_file_name(name)
+    aside::replace(path, |aside| write_aside(aside, layout, parts))
 }
 
 fn write_aside(path: &Path, layout: &Layout, parts: &mut [&mut dyn io::Read]) -> Result<()> {
@@ -124,7 +110,7 @@ fn write_table(path: &Path, file: &mut File, layout: &Layout) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use std::{io::Read as _, os::unix::fs::MetadataExt as _};
+    use std::{fs, io::Read as _, os::unix::fs::MetadataExt as _};
 
     use polis_layout::Window;
 

@@ -76,6 +76,17 @@ pub enum Error {
         /// Its name.
         package: String,
     },
+    /// The archive does not offer a package with the firmware of devices. An archive may lack the
+    /// component that has them.
+    #[error("the mirror {mirror} has no package {package} in its component {component}")]
+    NoComponent {
+        /// The URL of the archive.
+        mirror: String,
+        /// The name of the package.
+        package: String,
+        /// The component.
+        component: &'static str,
+    },
     /// The mirror no longer has a locked version, and other versions are not allowed.
     #[error("the mirror no longer has these packages of the lock:{}", lines(moved))]
     NotLocked {
@@ -145,6 +156,12 @@ pub enum Error {
         file: String,
         /// The name it asks for.
         library: String,
+    },
+    /// Modules of the image name firmware files that the payload lacks.
+    #[error("no package of the payload has the firmware {files}")]
+    NoFirmware {
+        /// The files, each with its module.
+        files: String,
     },
     /// A required file is missing in the payload.
     #[error("the payload has no {path}")]
@@ -287,7 +304,16 @@ impl Error {
                  the locked version: --snapshot URL"
                     .to_owned()
             }
+            Self::NoComponent { component, .. } => format!(
+                "name a mirror of Debian that has the component {component}: --mirror URL; if only \
+                 this package is missing, correct the package list in image/src/packages.rs"
+            ),
             Self::Library { .. } => "correct the package list in image/src/packages.rs".to_owned(),
+            Self::NoFirmware { .. } => {
+                "add the package that has it to image/src/packages.rs, or leave the file out in \
+                 image/src/firmware.rs"
+                    .to_owned()
+            }
             Self::Layout(layout::Error::TooSmall { needed, .. }) => {
                 format!("use a larger size: --size {}", roomy(*needed))
             }

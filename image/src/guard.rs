@@ -14,14 +14,19 @@ use crate::{
 /// The step in which a process waits for another one.
 const WAIT: &str = "waiting";
 
-/// Waits until no other process works in a folder, which need not exist yet. The lock ends with
-/// the returned file.
-pub(crate) fn hold(folder: &Path, observer: &dyn Observer) -> Result<File> {
+/// The lock of a folder, which ends with this value.
+#[derive(Debug)]
+pub struct Guard {
+    _file: File,
+}
+
+/// Waits until no other process works in a folder, which need not exist yet.
+pub(crate) fn hold(folder: &Path, observer: &dyn Observer) -> Result<Guard> {
     fs::create_dir_all(folder).at("make", folder)?;
     let path = folder.join("guard");
     let file = File::create(&path).at("create", &path)?;
     match file.try_lock() {
-        Ok(()) => return Ok(file),
+        Ok(()) => return Ok(Guard { _file: file }),
         Err(TryLockError::WouldBlock) => {}
         Err(TryLockError::Error(error)) => return Err(error).at("lock", &path),
     }
@@ -31,7 +36,7 @@ pub(crate) fn hold(folder: &Path, observer: &dyn Observer) -> Result<File> {
     file.lock().at("lock", &path)?;
     let why = Some(format!("another process worked in {}", folder.display()));
     observer.step(&Report { name: WAIT, time: start.elapsed(), why });
-    Ok(file)
+    Ok(Guard { _file: file })
 }
 
 #[cfg(test)]

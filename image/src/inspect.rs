@@ -299,6 +299,9 @@ pub(crate) mod tests {
 
     const PACKAGES: &str = "node etcd-server 3.5.16-4 00 locked=3.5.15-1\nnode xfsprogs 1 00\n";
 
+    const OS_RELEASE: &str =
+        "ID=polis\nVARIANT_ID=development\nPOLIS_VARIANT=full\nPOLIS_KUBERNETES=1.37.2\n";
+
     /// Parts like those of a build, but small.
     pub(crate) fn parts(folder: &Path) -> Manifest {
         let data = vec![0x5a; 200 * BLOCK];
@@ -306,7 +309,7 @@ pub(crate) mod tests {
         let verity = Verity { root_hash: hex(&root), salt: "0102".to_owned(), blocks: 200 };
         let cmdline = command_line(&verity);
         let sections = [
-            Section::new(".osrel", "ID=polis\nVARIANT_ID=development\nPOLIS_VARIANT=full\n"),
+            Section::new(".osrel", OS_RELEASE),
             Section::new(".cmdline", cmdline.as_str()),
             Section::new(".uname", "6.0"),
             Section::new(".pkgs", PACKAGES),
@@ -471,6 +474,7 @@ pub(crate) mod tests {
         let bundle = Bundle::open(File::open(&file).unwrap(), None).unwrap();
         assert_eq!(bundle.manifest().variant, "full");
         assert_eq!(bundle.manifest().etcd, Version::new(3, 5, 16));
+        assert_eq!(bundle.manifest().kubernetes, Some(Version::new(1, 37, 2)));
         let (mut kernel, mut system) = (Vec::new(), Vec::new());
         bundle.parts([&mut kernel, &mut system], &mut |_bytes| ()).unwrap();
         assert!(system == fs::read(folder.path().join("system.img")).unwrap());

@@ -12,6 +12,7 @@
 mod apt;
 #[cfg(test)]
 mod archive_tests;
+mod aside;
 mod authenticode;
 mod authorities;
 mod build;
@@ -24,6 +25,7 @@ mod disk;
 mod elf;
 mod error;
 mod etcd;
+mod firmware;
 pub mod golang;
 mod guard;
 mod inspect;
@@ -54,6 +56,7 @@ pub use build::{Config, build};
 pub use bundle::bundle;
 pub use digest::sha256;
 pub use error::{Error, Result};
+pub use guard::Guard;
 pub use inspect::{Inspection, Part, System, inspect, is_qcow2};
 pub use lock::{Lock, Package};
 pub use manifest::{Format, Kind, Manifest, Options, SIZE_DEFAULT, Sizes, Variant, assemble};
@@ -65,7 +68,7 @@ pub use step::{Observer, Report, Silent, Unit};
 pub use tree::Tree;
 pub use verify::verify_reproducible;
 
-pub use polis_base::sys::terminal::without_echo;
+pub use polis_base::{secret, sys::terminal::without_echo};
 pub use polis_bundle::check_version;
 pub use polis_layout::{Verity, partitions as layout};
 use polis_layout::{esp, verity};

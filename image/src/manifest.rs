@@ -9,13 +9,16 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    disk,
+    aside, disk,
     error::{At as _, Error, Result},
-    esp, layout,
+    esp,
+    guard::{self, Guard},
+    layout,
     moved::Moved,
     program,
     signing::ImageSigner,
     starting,
+    step::Observer,
     verity::Verity,
 };
 
@@ -24,6 +27,9 @@ pub(crate) const FILE: &str = "manifest.json";
 
 /// The text of `os-release` before the word of a variant; the base variant has no such line.
 pub(crate) const VARIANT: &str = "POLIS_VARIANT=";
+
+/// The text of `os-release` before the version of Kubernetes; the base variant has no such line.
+pub(crate) const KUBERNETES: &str = "POLIS_KUBERNETES=";
 
 /// Default size of an image: the system, and some gigabytes for data.
 pub const SIZE_DEFAULT: u64 = 4 << 30;
@@ -203,13 +209,24 @@ impl Manifest {
         Ok(manifest)
     }
 
+    /// Waits until no build works in an output folder, and reads its manifest. Until the guard is
+    /// dropped, no later build replaces the parts.
+    ///
+    /// # Errors
+    ///
+    /// The folder cannot be locked, or the manifest is missing, or of another version.
+    pub fn held(folder: &Path, observer: &dyn Observer) -> Result<(Self, Guard)> {
+        let guard = guard::hold(folder, observer)?;
+        Ok((Self::load(folder)?, guard))
+    }
+
     /// Writes it to its folder. Another process reads either the former one or this one, each
     /// whole: a build without work writes it, too.
     pub(crate) fn save(&self) -> Result<()> {
         let path = self.folder.join(FILE);
         let text = serde_json::to_string_pretty(self).map_err(std::io::Error::from);
-        let (text, aside) = (text.at("describe", &path)?, disk::aside(&path));
-        fs::write(&aside, text).and_then(|()| fs::rename(&aside, &path)).at("write", &path)
+        let text = text.at("describe", &path)?;
+        aside::replace(&path, |aside| fs::write(aside, text).at("write", &path))
     }
 
     /// The full path of one of the parts.
@@ -220,7 +237,8 @@ impl Manifest {
 }
 
 /// Puts the parts together on a disk, with other parameters or another size than the
-/// built image. Builds nothing, so it takes as long as copying.
+/// built image. Builds nothing, so it takes as long as copying. A caller that holds the [`Guard`]
+/// of the folder reads the parts of one build.
 ///
 /// # Errors
 ///
@@ -250,20 +268,13 @@ pub fn assemble(manifest: &Manifest, options: &Options) -> Result<()> {
     let mut system = fs::File::open(&system).at("open", &system)?;
     match options.format {
         Format::Raw => disk::write(&options.out, &layout, &mut [&mut &*esp, &mut system]),
-        Format::Qcow2 => {
-            let raw = disk::aside(&options.out);
+        Format::Qcow2 => aside::replace(&options.out, |whole| {
+            let raw = aside::name(whole);
             disk::write(&raw, &layout, &mut [&mut &*esp, &mut system])?;
-            let whole = disk::aside(&raw);
-            let converted = convert(&raw, &whole, "qcow2")
-                .and_then(|()| fs::rename(&whole, &options.out).at("put in place", &options.out));
-            if converted.is_err() {
-                // The unfinished file is useless; a failure to remove it does not matter to the
-                // caller.
-                fs::remove_file(&whole).unwrap_or_default();
-            }
+            let converted = convert(&raw, whole, "qcow2");
             fs::remove_file(&raw).at("remove", &raw)?;
             converted
-        }
+        }),
     }
 }
 
@@ -298,7 +309,7 @@ mod tests {
         reader.read_to_string(&mut text).unwrap();
         assert_eq!(text, serde_json::to_string_pretty(&former).unwrap());
         assert_eq!(Manifest::load(folder.path()).unwrap().version, "1");
-        let aside = disk::aside(&folder.path().join(FILE));
+        let aside = aside::name(&folder.path().join(FILE));
         assert!(!aside.exists(), "nothing unfinished is left");
     }
 }

@@ -24,6 +24,8 @@ pub enum Category {
     Node,
     /// Libraries that those programs need.
     Library,
+    /// Firmware files that drivers load into network cards, disk controllers and others.
+    Device,
     /// Tools that build the image; not in it.
     Tool,
     /// Firmware for virtual machines; not in the image.
@@ -32,8 +34,15 @@ pub enum Category {
 
 impl Category {
     /// All of them, in the order of the lock file.
-    pub(crate) const ALL: [Self; 6] =
-        [Self::Kernel, Self::Boot, Self::Node, Self::Library, Self::Tool, Self::Firmware];
+    pub(crate) const ALL: [Self; 7] = [
+        Self::Kernel,
+        Self::Boot,
+        Self::Node,
+        Self::Library,
+        Self::Device,
+        Self::Tool,
+        Self::Firmware,
+    ];
 
     /// The word in the lock file.
     #[must_use]
@@ -43,6 +52,7 @@ impl Category {
             Self::Boot => "boot",
             Self::Node => "node",
             Self::Library => "library",
+            Self::Device => "device",
             Self::Tool => "tool",
             Self::Firmware => "firmware",
         }
@@ -52,7 +62,7 @@ impl Category {
     #[must_use]
     pub fn in_image(self) -> bool {
         match self {
-            Self::Kernel | Self::Boot | Self::Node | Self::Library => true,
+            Self::Kernel | Self::Boot | Self::Node | Self::Library | Self::Device => true,
             Self::Tool | Self::Firmware => false,
         }
     }
@@ -160,6 +170,18 @@ const PACKAGES: &[(Category, &str)] = &[
     (Category::Library, "liburcu8t64"),
     (Category::Library, "libuuid1"),
     (Category::Library, "libxtables12"),
+    (Category::Device, "firmware-ast"),
+    (Category::Device, "firmware-bnx2"),
+    (Category::Device, "firmware-bnx2x"),
+    (Category::Device, "firmware-cavium"),
+    (Category::Device, "firmware-intel-misc"),
+    (Category::Device, "firmware-linux-free"),
+    (Category::Device, "firmware-misc-nonfree"),
+    (Category::Device, "firmware-myricom"),
+    (Category::Device, "firmware-netronome"),
+    (Category::Device, "firmware-netxen"),
+    (Category::Device, "firmware-qlogic"),
+    (Category::Device, "firmware-realtek"),
     (Category::Tool, "erofs-utils"),
     (Category::Tool, "kmod"),
     (Category::Tool, "libdeflate0"),

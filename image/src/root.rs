@@ -12,6 +12,7 @@ use polis_base::users;
 use crate::{
     authorities, elf,
     error::{At as _, Result},
+    firmware::{self, Named},
     golang::Built,
     manifest::Variant,
     modules::{self, Form, Index, Kept},
@@ -66,13 +67,15 @@ impl<'a> Sources<'a> {
     }
 
     /// The root file system, except `etc/os-release`, which identifies all of it;
-    /// `unpacked` holds plain modules as `<name>.ko`, `go` the programs of workloads.
+    /// `unpacked` holds plain modules as `<name>.ko`, `go` the programs of workloads; `named`
+    /// are the firmware files of the modules.
     pub(crate) fn root(
         &self,
         init: &Path,
         node: &Path,
         unpacked: &Path,
         go: &Built,
+        named: &Named,
     ) -> Result<Tree> {
         let mut tree = Tree::default();
         for name in ["bin", "lib", "lib64", "sbin"] {
@@ -89,7 +92,7 @@ impl<'a> Sources<'a> {
         tree.link("usr/sbin/modprobe", "/init");
         add_workloads(&mut tree, go);
         self.add_programs(&mut tree, go)?;
-        self.add_modules(&mut tree, unpacked)?;
+        self.add_modules(&mut tree, unpacked, named)?;
         self.add_settings(&mut tree);
         tree.text(authorities::BUNDLE, authorities::bundle(self.payload)?);
         self.add_copyrights(&mut tree)?;
@@ -113,7 +116,7 @@ impl<'a> Sources<'a> {
         Ok(())
     }
 
-    fn add_modules(&self, tree: &mut Tree, unpacked: &Path) -> Result<()> {
+    fn add_modules(&self, tree: &mut Tree, unpacked: &Path, named: &Named) -> Result<()> {
         let kept = self.index.root()?;
         let folder = format!("usr/lib/modules/{}", self.release);
         self.add_files(tree, &kept, unpacked, |path, form| {
@@ -121,6 +124,20 @@ impl<'a> Sources<'a> {
         });
         add_index(tree, &folder, &self.index, &kept, modules::in_form);
         tree.file(&format!("{folder}/modules.builtin"), self.modules().join("modules.builtin"));
+        self.add_firmware(tree, &kept, named, firmware::FOLDER)
+    }
+
+    /// The firmware files that these modules load, below `folder`.
+    fn add_firmware(
+        &self,
+        tree: &mut Tree,
+        kept: &Kept,
+        named: &Named,
+        folder: &str,
+    ) -> Result<()> {
+        for file in firmware::files(named, kept, self.content)? {
+            tree.file(&format!("{folder}/{file}"), self.payload.join(firmware::FOLDER).join(&file));
+        }
         Ok(())
     }
 
@@ -153,7 +170,7 @@ impl<'a> Sources<'a> {
         tree.text(PACKAGE_LIST, self.content.listing());
     }
 
-    /// The image distributes these programs, so it includes their licence terms.
+    /// The image distributes these packages, so it includes their licence terms.
     fn add_copyrights(&self, tree: &mut Tree) -> Result<()> {
         for package in
             self.content.lock.packages.iter().filter(|package| package.category.in_image())
@@ -166,8 +183,9 @@ impl<'a> Sources<'a> {
         Ok(())
     }
 
-    /// The initramfs; `unpacked` holds plain modules as `<name>.ko`.
-    pub(crate) fn initramfs(&self, init: &Path, unpacked: &Path) -> Result<Tree> {
+    /// The initramfs; `unpacked` holds plain modules as `<name>.ko`, and `named` are the
+    /// firmware files of the modules.
+    pub(crate) fn initramfs(&self, init: &Path, unpacked: &Path, named: &Named) -> Result<Tree> {
         let kept = self.index.initramfs()?;
         let mut tree = Tree::default();
         tree.program("init", init);
@@ -183,7 +201,14 @@ impl<'a> Sources<'a> {
             format!("modules/{}", flat(path, form))
         });
         add_index(&mut tree, "modules", &self.index, &kept, flat);
+        self.add_firmware(&mut tree, &kept, named, "lib/firmware")?;
         Ok(tree)
+    }
+
+    /// The files of all modules of the image, as Debian ships them.
+    pub(crate) fn packed_modules(&self) -> Result<Vec<PathBuf>> {
+        let both: Kept = self.index.root()?.into_iter().chain(self.index.initramfs()?).collect();
+        Ok(both.keys().map(|path| self.modules().join(path)).collect())
     }
 
     /// The modules that must be unpacked: where each is, and its file's name unpacked.

@@ -84,6 +84,29 @@ mod tests {
     }
 
     #[test]
+    fn a_manifest_is_read_behind_the_build_at_work_and_its_parts_stay_while_it_is_held() {
+        let folder = tempfile::tempdir().unwrap();
+        let built = parts(folder.path());
+        built.save().unwrap();
+        let working = guard::hold(folder.path(), &Silent).unwrap();
+        let (waits, waited) = mpsc::channel();
+        let observer = Waits(waits);
+        let waited = || waited.recv_timeout(Duration::from_secs(60));
+        thread::scope(|scope| {
+            let reader = scope.spawn(|| Manifest::held(folder.path(), &observer).unwrap());
+            assert_eq!(waited().as_deref(), Ok(folder.path()));
+            Manifest { version: "1".to_owned(), ..built }.save().unwrap();
+            drop(working);
+            let (manifest, held) = reader.join().unwrap();
+            assert_eq!(manifest.version, "1");
+            let later = scope.spawn(|| guard::hold(folder.path(), &observer).map(drop));
+            assert_eq!(waited().as_deref(), Ok(folder.path()));
+            drop(held);
+            later.join().unwrap().unwrap();
+        });
+    }
+
+    #[test]
     fn a_check_leaves_the_folder_to_the_process_that_works_in_it() {
         let folder = tempfile::tempdir().unwrap();
         let place = |name: &str| folder.path().join(name);

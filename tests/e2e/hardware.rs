@@ -34,7 +34,7 @@ struct Hardware {
 /// The stories of this file.
 pub(crate) const STORIES: &[Story] = &[
     story!(an_nvme_disk_an_e1000e_card_and_a_virtio_screen_behind_firmware).takes(40),
-    story!(a_sata_disk_and_no_screen_at_all).takes(25),
+    story!(a_sata_disk_a_card_that_needs_firmware_and_no_screen).takes(25),
     story!(a_usb_disk_behind_firmware).takes(45),
     story!(firmware_that_is_built_for_secure_boot).takes(40),
     story!(four_processors).takes(45),
@@ -57,13 +57,13 @@ fn an_nvme_disk_an_e1000e_card_and_a_virtio_screen_behind_firmware() -> Result<(
     )
 }
 
-fn a_sata_disk_and_no_screen_at_all() -> Result<()> {
+fn a_sata_disk_a_card_that_needs_firmware_and_no_screen() -> Result<()> {
     ready(
         "hardware-ahci",
         &Hardware {
             start: Start::Direct,
             bus: Bus::Ahci,
-            network: Network::E1000e,
+            network: Network::I82551,
             screen: Screen::None,
             cpus: 1,
         },

@@ -506,6 +506,14 @@ async fn a_lone_curator_tells_all_there_is_to_know() {
             },
         ),
         (
+            "set names \"kubernetes.io/os\"",
+            v1::UpdateNodeLabelsRequest {
+                node_id: machine.name(),
+                set: [("kubernetes.io/os".to_owned(), "linux".to_owned())].into(),
+                ..Default::default()
+            },
+        ),
+        (
             "remove names \"rack\"",
             v1::UpdateNodeLabelsRequest {
                 node_id: machine.name(),

@@ -138,6 +138,7 @@ fn bundle(version: &str) -> v1::UpdateBundle {
         variant: "base".to_owned(),
         signer: SIGNER.to_owned(),
         etcd: "3.5.16".to_owned(),
+        kubernetes: String::new(),
     }
 }
 

@@ -1,4 +1,5 @@
-//! A worker is drained, and a node that has lost the role is cut off.
+//! A worker is drained, its Node has the labels of its record, and a node that has lost the role is
+//! cut off.
 //!
 //! No kubelet runs: the story is one itself, with kubelet's certificate and nothing else. It
 //! registers a Node, makes its pods ready, and confirms their end.
@@ -322,11 +323,12 @@ async fn a_node_that_is_no_worker_any_more_is_cut_off() {
     }
     reads_what_a_policy_needs_and_no_more(&policy).await;
     assert_eq!(kubelet.reports().await.0, 200);
+    let master = controller.master();
+    has_the_labels_of_its_record(&controller, &kubelet, &master).await;
 
     // Another role takes the place of the worker's.
     let (begun, mut late) = (Instant::now(), Deadline::within(SOON));
     controller.reports(kubelet.node, Some(worker_record(&[Role::ConsensusMember])));
-    let master = controller.master();
     becomes(&master, &kubelet.path(), "its end", |node| node["code"] == 404).await;
     println!("the Node was deleted after {:.1} s", begun.elapsed().as_secs_f64());
     let cut = async || kubelet.registers().await.0 == 403;
@@ -352,6 +354,31 @@ async fn a_node_that_is_no_worker_any_more_is_cut_off() {
     controller.reports(kubelet.node, None);
     becomes(&master, &kubelet.path(), "its end", |node| node["code"] == 404).await;
     controller.stop().await;
+}
+
+/// The labels of the record are on the Node and leave it with the record; that of a person and that
+/// of a kubelet stay as they are.
+async fn has_the_labels_of_its_record(controller: &Controller, kubelet: &Kubelet, master: &Api) {
+    const ZONE: &str = "topology.kubernetes.io/zone";
+    const OS: &str = "kubernetes.io/os";
+
+    let path = kubelet.path();
+    let others = json!({"metadata": {"labels": {"mine": "x", OS: "linux"}}});
+    assert_eq!(asks(master, Method::PATCH, &path, MERGE, &others).await.0, 200);
+    let mut record = worker_record(&[Role::KubernetesWorker]);
+    let labels = [(ZONE, "z1"), ("rack", "7"), (OS, "other")];
+    record.labels = labels.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
+    controller.reports(kubelet.node, Some(record.clone()));
+    let set = |node: &Value| node["metadata"]["labels"]["rack"] == "7";
+    let node = becomes(master, &path, "the labels of its record", set).await;
+    let of = |node: &Value| [ZONE, "mine", OS].map(|key| node["metadata"]["labels"][key].clone());
+    assert_eq!(of(&node), ["z1", "x", "linux"], "{node}");
+
+    record.labels.remove("rack");
+    controller.reports(kubelet.node, Some(record));
+    let gone = |node: &Value| node["metadata"]["labels"]["rack"].is_null();
+    let node = becomes(master, &path, "the end of a label", gone).await;
+    assert_eq!(of(&node), ["z1", "x", "linux"], "{node}");
 }
 
 /// The program that enforces NetworkPolicies lists and watches three resources. The API server

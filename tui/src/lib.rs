@@ -43,6 +43,7 @@ pub use ratatui;
 
 pub use self::keys::Key;
 pub use self::page::Page;
+pub use self::pages::services::down as services_down;
 pub use self::snapshot::Snapshot;
 pub use self::text::{bytes, clean, duration};
 pub use self::view::{READ, View};

@@ -5,15 +5,14 @@
 
 use std::{
     fs::{self, File},
-    io::{self, ErrorKind, Read, Write as _},
-    os::unix::fs::MetadataExt as _,
+    io::{self, ErrorKind, Write as _},
     path::{Path, PathBuf},
 };
 
 use anyhow::{Context as _, Result, anyhow};
 use clap::Subcommand;
 use polis_image::{
-    authenticode_hash,
+    authenticode_hash, secret,
     signing::{self, Keys, Passphrase, Private, Shown, ensure_free, revoke, revoked, show},
     without_echo,
 };
@@ -22,9 +21,6 @@ use tempfile::NamedTempFile;
 use zeroize::Zeroizing;
 
 use crate::host::Help;
-
-/// Far above the size of a file with a passphrase.
-const FILE_MAX: usize = 64 * 1024;
 
 /// Arguments of `cargo xtask keys`.
 #[derive(Debug, clap::Args)]
@@ -103,15 +99,19 @@ fn ask(prompt: &str) -> Result<Zeroizing<String>> {
 }
 
 fn first_line(path: &Path) -> Result<Zeroizing<String>> {
-    let read = File::open(path).and_then(text_of);
-    if read.as_ref().is_err_and(|error| error.kind() == ErrorKind::InvalidData) {
-        return Err(anyhow!("{} is not text", path.display()))
+    let read = File::open(path).and_then(secret::read);
+    let fault = match read.as_ref().map_err(io::Error::kind) {
+        Err(ErrorKind::InvalidData) => Some("is not text".to_owned()),
+        Err(ErrorKind::FileTooLarge) => Some(format!("has more than {} bytes", secret::SIZE_MAX)),
+        Ok(_) | Err(_) => None,
+    };
+    if let Some(fault) = fault {
+        return Err(anyhow!("{} {fault}", path.display()))
             .context(Help("name a file whose first line is the passphrase".to_owned()));
     }
     let text = read.with_context(|| format!("cannot read {}", path.display()))?;
     let metadata = fs::metadata(path).with_context(|| format!("cannot read {}", path.display()))?;
-    let mode = metadata.mode() & 0o7777;
-    if mode & 0o077 != 0 {
+    if let Some(mode) = secret::exposed(&metadata) {
         // Not of a device, which is not the user's.
         let help = match metadata.is_file() {
             true => format!("chmod 600 {}", path.display()),
@@ -120,15 +120,7 @@ fn first_line(path: &Path) -> Result<Zeroizing<String>> {
         return Err(anyhow!("{} has mode {mode:04o}: others may read this secret", path.display()))
             .context(Help(help));
     }
-    Ok(Zeroizing::new(text.lines().next().unwrap_or_default().to_owned()))
-}
-
-/// Reads at most [`FILE_MAX`] bytes of a secret text.
-fn text_of(source: impl Read) -> io::Result<Zeroizing<String>> {
-    // Allocated once: the former buffers of a text that grows are not wiped.
-    let mut text = Zeroizing::new(String::with_capacity(FILE_MAX));
-    source.take(FILE_MAX as u64).read_to_string(&mut text)?;
-    Ok(text)
+    Ok(secret::first_line(&text))
 }
 
 /// Runs the command.
@@ -227,7 +219,10 @@ fn list(folder: &Path) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use std::{fs::Permissions, os::unix::fs::PermissionsExt as _};
+    use std::{
+        fs::Permissions,
+        os::unix::fs::{MetadataExt as _, PermissionsExt as _},
+    };
 
     use super::*;
 
@@ -244,16 +239,13 @@ mod tests {
         fs::write(&file, [0xff; 9]).unwrap();
         let error = first_line(&file).unwrap_err();
         assert!(error.is::<Help>() && format!("{error:#}").contains("is not text"), "{error:#}");
+        // Not cut to another passphrase.
+        fs::write(&file, "a".repeat(secret::SIZE_MAX + 1)).unwrap();
+        let error = first_line(&file).unwrap_err();
+        let said = format!("{error:#}");
+        assert!(error.is::<Help>() && said.contains("has more than 65536 bytes"), "{said}");
         let error = format!("{:#}", first_line(Path::new("/dev/null")).unwrap_err());
         assert!(error.contains("name a file") && !error.contains("chmod"), "{error}");
-    }
-
-    #[test]
-    fn a_passphrase_is_read_into_one_buffer() {
-        let read = |text: &str| text_of(text.as_bytes()).unwrap();
-        let (short, long) = (read("horse"), read(&"a".repeat(FILE_MAX)));
-        assert_eq!((short.as_str(), long.len()), ("horse", FILE_MAX));
-        assert_eq!((short.capacity(), long.capacity()), (FILE_MAX, FILE_MAX));
     }
 
     #[test]

@@ -7,6 +7,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	informers "k8s.io/client-go/informers/networking/v1"
 	listers "k8s.io/client-go/listers/networking/v1"
@@ -133,10 +134,41 @@ func (r resolver) LookupPod(ip string) (string, bool) {
 	return "", false
 }
 
-// withoutManagedFields saves memory: they are half of an object, and nothing here reads them.
-func withoutManagedFields(object any) (any, error) {
-	if accessor, err := meta.Accessor(object); err == nil {
-		accessor.SetManagedFields(nil)
+// trimmed saves memory, since this process keeps every pod of the cluster: of a pod it leaves what
+// the packages of kube-network-policies, the informer and this file read. Of another object it
+// removes the managed fields, which nothing here reads.
+func trimmed(object any) (any, error) {
+	pod, ok := object.(*v1.Pod)
+	if !ok {
+		if accessor, err := meta.Accessor(object); err == nil {
+			accessor.SetManagedFields(nil)
+		}
+		return object, nil
 	}
-	return object, nil
+	// A policy looks up a named port among these.
+	var containers []v1.Container
+	for i := range pod.Spec.Containers {
+		if ports := pod.Spec.Containers[i].Ports; len(ports) > 0 {
+			containers = append(containers, v1.Container{Ports: ports})
+		}
+	}
+	return &v1.Pod{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace:       pod.Namespace,
+			Name:            pod.Name,
+			UID:             pod.UID,
+			ResourceVersion: pod.ResourceVersion,
+			Labels:          pod.Labels,
+		},
+		Spec: v1.PodSpec{
+			NodeName:    pod.Spec.NodeName,
+			HostNetwork: pod.Spec.HostNetwork,
+			Containers:  containers,
+		},
+		Status: v1.PodStatus{
+			Phase:  pod.Status.Phase,
+			PodIP:  pod.Status.PodIP,
+			PodIPs: pod.Status.PodIPs,
+		},
+	}, nil
 }

@@ -127,13 +127,10 @@ func run(ctx context.Context, opts *options) error {
 	if err != nil {
 		return fmt.Errorf("making a client: %w", err)
 	}
-	factory := informers.NewSharedInformerFactory(client, 0)
+	factory := informers.NewSharedInformerFactoryWithOptions(client, 0, informers.WithTransform(trimmed))
 	pods := factory.Core().V1().Pods()
 	namespaces := factory.Core().V1().Namespaces()
 	policies := factory.Networking().V1().NetworkPolicies()
-	if err := pods.Informer().SetTransform(withoutManagedFields); err != nil {
-		return fmt.Errorf("watching pods: %w", err)
-	}
 	// It adds the index by address, which `resolver` reads.
 	if _, err := podinfo.NewInformerResolver(pods.Informer()); err != nil {
 		return fmt.Errorf("watching pods: %w", err)

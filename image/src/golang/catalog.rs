@@ -216,7 +216,7 @@ const KUBECTL: Module = Module {
 };
 
 /// Every program of Kubernetes that a node has.
-const KUBE: Module = Module {
+pub(crate) const KUBE: Module = Module {
     name: "kube",
     origin: "k8s.io/kubernetes",
     stamp: Stamp::Kubernetes,

@@ -28,19 +28,16 @@ mod download;
 mod terms;
 mod toolchain;
 
-use std::{
-    fs::{self, File},
-    path::PathBuf,
-};
+use std::{fs, path::PathBuf};
 
 use self::{
-    catalog::{Code, MODULES, Module, Program, Stamp},
+    catalog::{Code, KUBE, MODULES, Module, Program, Stamp},
     terms::Terms,
     toolchain::{Network, Toolchain},
 };
 use crate::{
     error::{At as _, Error, Result},
-    guard,
+    guard::{self, Guard},
     payload::{Payload, Source},
     program,
     provide::provide,
@@ -59,6 +56,15 @@ pub struct Folders {
 impl Folders {
     fn program(&self, program: &Program) -> PathBuf {
         self.out.join("bin").join(program.name)
+    }
+
+    fn module(&self, module: &Module) -> PathBuf {
+        self.modules.join(module.name)
+    }
+
+    fn version(&self, module: &Module) -> Result<String> {
+        let path = self.module(module).join("go.mod");
+        module.version(&fs::read_to_string(&path).at("read", &path)?, &path)
     }
 
     fn terms(&self, module: &Module) -> PathBuf {
@@ -113,6 +119,12 @@ fn select(names: &[String]) -> Result<Vec<&'static Module>> {
     names.iter().map(find).collect()
 }
 
+/// The version of Kubernetes in an image with workloads, such as `1.37.2`.
+pub(crate) fn kubernetes(folders: &Folders) -> Result<String> {
+    let version = folders.version(&KUBE)?;
+    Ok(version.trim_start_matches('v').to_owned())
+}
+
 /// The programs of an image, as its root has them.
 #[derive(Debug, Default)]
 pub(crate) struct Built {
@@ -133,7 +145,7 @@ pub(crate) struct Builder<'a> {
     steps: Steps<'a>,
     /// The terms of Go itself, which every program contains.
     own_terms: PathBuf,
-    _guard: File,
+    _guard: Guard,
 }
 
 impl<'a> Builder<'a> {
@@ -163,7 +175,8 @@ impl<'a> Builder<'a> {
         for module in select(&[])? {
             let outputs = self.outputs(module);
             if !self.steps.fresh(module.name, &self.inputs(module)?, &outputs) {
-                download::modules(&self.toolchain, &self.folder(module), self.steps.observer)?;
+                let folder = self.folders.module(module);
+                download::modules(&self.toolchain, &folder, self.steps.observer)?;
             }
         }
         self.steps.digests.save()
@@ -213,18 +226,9 @@ impl<'a> Builder<'a> {
         programs.chain([self.folders.terms(module)]).collect()
     }
 
-    fn folder(&self, module: &Module) -> PathBuf {
-        self.folders.modules.join(module.name)
-    }
-
-    fn version(&self, module: &Module) -> Result<String> {
-        let path = self.folder(module).join("go.mod");
-        module.version(&fs::read_to_string(&path).at("read", &path)?, &path)
-    }
-
     /// Everything that decides the bytes of a module's programs.
     fn inputs(&self, module: &Module) -> Result<Inputs> {
-        let version = self.version(module)?;
+        let version = self.folders.version(module)?;
         let code = if module.has_c() { Code::GoAndC } else { Code::Go };
         let flags = module.programs.iter().fold(String::new(), |text, program| {
             let flags = program.flags(module.stamp, &version).join(" ");
@@ -233,7 +237,7 @@ impl<'a> Builder<'a> {
         let mut inputs = Inputs::default()
             .text("the Go toolchain", &self.toolchain.identity(code)?)
             .text("its flags", &flags);
-        let folder = self.folder(module);
+        let folder = self.folders.module(module);
         for entry in fs::read_dir(&folder).at("list", &folder)? {
             let path = entry.at("list", &folder)?.path();
             if path.is_file() {
@@ -245,8 +249,8 @@ impl<'a> Builder<'a> {
     }
 
     fn make(&self, module: &Module) -> Result<()> {
-        download::modules(&self.toolchain, &self.folder(module), self.steps.observer)?;
-        let version = self.version(module)?;
+        download::modules(&self.toolchain, &self.folders.module(module), self.steps.observer)?;
+        let version = self.folders.version(module)?;
         let mut terms = Terms::new();
         for program in module.programs {
             terms.extend(terms::collect(&self.list(module, program, terms::FORMAT)?)?);
@@ -260,7 +264,7 @@ impl<'a> Builder<'a> {
 
     /// The output of `go list` for every package of a program.
     fn list(&self, module: &Module, program: &Program, format: &str) -> Result<String> {
-        let mut go = self.toolchain.go(&self.folder(module), program.code, Network::Off);
+        let mut go = self.toolchain.go(&self.folders.module(module), program.code, Network::Off);
         go.args(["list", "-deps", "-mod=readonly", "-tags", program.tags, "-f", format]);
         let listed = program::run(go.arg(program.package))?;
         Ok(String::from_utf8_lossy(&listed).into_owned())
@@ -268,7 +272,7 @@ impl<'a> Builder<'a> {
 
     fn compile(&self, module: &Module, program: &Program, version: &str) -> Result<()> {
         let total = self.list(module, program, "{{.ImportPath}}")?.lines().count() as u64;
-        let mut go = self.toolchain.go(&self.folder(module), program.code, Network::Off);
+        let mut go = self.toolchain.go(&self.folders.module(module), program.code, Network::Off);
         go.args(["build", "-v"]).args(program.flags(module.stamp, version));
         let file = std::path::absolute(self.folders.program(program)).at("find", program.name)?;
         go.arg("-o").arg(file).arg(program.package);

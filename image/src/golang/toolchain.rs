@@ -150,10 +150,10 @@ impl Toolchain {
 
     /// Lets the C compiler see the payload's headers and libraries, and not the host's.
     fn with_c<'a>(&self, go: &'a mut Command) -> &'a mut Command {
-        let sysroot = format!("--sysroot={}", self.payload.display());
+        let sysroot = quoted(format!("--sysroot={}", self.payload.display()));
         // The compiler knows the host's libraries by a path that no sysroot changes;
         // these come before them.
-        let libraries = format!("-B{}/", self.payload.join(LIBRARIES).display());
+        let libraries = quoted(format!("-B{}/", self.payload.join(LIBRARIES).display()));
         go.env("CGO_ENABLED", "1")
             .env("CC", CC)
             .env("CGO_CFLAGS", format!("{sysroot} -O2"))
@@ -161,6 +161,17 @@ impl Toolchain {
             // Its answer would be about the host's libraries; the flags above are complete.
             .env("PKG_CONFIG", "true")
     }
+}
+
+/// A flag as `go` reads it from a variable with several: blanks divide them, except between two
+/// quotes of one kind around a whole flag. One with a blank and quotes of both kinds has no such
+/// form: `go` names the variable then.
+fn quoted(flag: String) -> String {
+    if !flag.contains([' ', '\t', '\n', '\r']) {
+        return flag;
+    }
+    let quote = if flag.contains('\'') { '"' } else { '\'' };
+    format!("{quote}{flag}{quote}")
 }
 
 /// Whether a variable names the way to the module proxy, or the trust in it.
@@ -210,9 +221,31 @@ mod tests {
     }
 
     fn toolchain(cache: &Path) -> Toolchain {
+        of_payload("/p", cache)
+    }
+
+    fn of_payload(root: &str, cache: &Path) -> Toolchain {
         let payload =
-            Payload { root: "/p".into(), lock: Lock { packages: Vec::new() }, moved: Vec::new() };
+            Payload { root: root.into(), lock: Lock { packages: Vec::new() }, moved: Vec::new() };
         Toolchain::new(&payload, cache.to_owned()).unwrap()
+    }
+
+    #[test]
+    fn a_payload_in_a_folder_with_a_blank_is_one_flag_of_the_c_compiler() {
+        let folder = tempfile::tempdir().unwrap();
+        let flags = |root: &str, name: &str| {
+            let toolchain = of_payload(root, folder.path());
+            let go = toolchain.go(Path::new("/m"), Code::GoAndC, Network::Off);
+            let found = go.get_envs().find(|(known, _)| *known == name);
+            found.and_then(|(_, value)| value).map(|value| value.to_string_lossy().into_owned())
+        };
+        let compiles = |root: &str| flags(root, "CGO_CFLAGS").unwrap();
+        assert_eq!(compiles("/p"), "--sysroot=/p -O2");
+        assert_eq!(compiles("/a b"), "'--sysroot=/a b' -O2");
+        assert_eq!(compiles("/ann's b"), "\"--sysroot=/ann's b\" -O2");
+        let links = flags("/a b", "CGO_LDFLAGS").unwrap();
+        let expected = format!("'--sysroot=/a b' '-B/a b/{LIBRARIES}/' -lseccomp");
+        assert_eq!(links, expected);
     }
 
     #[test]

@@ -112,6 +112,8 @@ pub enum Network {
     Virtio,
     /// Intel 82574L.
     E1000e,
+    /// Intel 82551, whose driver needs firmware from a file.
+    I82551,
     /// Intel 82576. Exists since QEMU 8.0: see `host::has_device`.
     Igb,
     /// No card.

@@ -413,6 +413,7 @@ fn network(args: &mut Args, config: &Config) {
     let model = match config.network {
         Network::Virtio => "virtio-net-pci",
         Network::E1000e => "e1000e",
+        Network::I82551 => "i82551",
         Network::Igb => "igb",
         Network::None => {
             args.flag("-nic", "none");

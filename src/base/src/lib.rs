@@ -5,7 +5,7 @@
 //!
 //! - How a boot is described: `boot`, `stage`, `serial`, `trapdoor`, `environment`, `cause`.
 //! - The machine: `sys`, `files`, `canvas`, `recovery`, `extra`.
-//! - The users of the system: `users`.
+//! - The users of the system: `users`. What a person keeps secret: `secret`.
 //! - How bytes are written: `hex`, `crockford`.
 
 pub mod boot;
@@ -17,6 +17,7 @@ pub mod extra;
 pub mod files;
 pub mod hex;
 pub mod recovery;
+pub mod secret;
 pub mod serial;
 pub mod stage;
 pub mod sys;

@@ -24,6 +24,7 @@ fn manifest() -> Manifest {
         image: "0123456789abcdef".to_owned(),
         from: "1.0.0-rc.1".parse().unwrap(),
         etcd: Version::new(3, 5, 16),
+        kubernetes: Some(Version::new(1, 37, 2)),
         kernel: Part::of(KERNEL).unwrap(),
         system: Part::of(SYSTEM).unwrap(),
     }

@@ -19,6 +19,7 @@
 mod etcd;
 #[cfg(test)]
 mod fuzz_tests;
+mod kubernetes;
 mod manifest;
 mod measure;
 mod reader;
@@ -26,6 +27,7 @@ mod refusal;
 mod writer;
 
 pub use self::etcd::{ClusterVersion, EtcdRefusal, EtcdTarget, NoClusterVersion};
+pub use self::kubernetes::{KubernetesProgram, KubernetesRefusal, KubernetesTarget};
 pub use self::manifest::{Manifest, Part, Target, check_version};
 pub use self::measure::{
     RECIPE as MEASURE_RECIPE, Registers, Unmeasurable, approval, policy, registers,

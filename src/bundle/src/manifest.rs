@@ -4,6 +4,7 @@ use semver::Version;
 use serde::{Deserialize, Serialize};
 
 use crate::etcd::EtcdTarget;
+use crate::kubernetes::KubernetesTarget;
 use crate::refusal::{PartName, Refusal};
 
 /// Longest word of an architecture, of a variant, of the name of an image.
@@ -34,6 +35,9 @@ pub struct Manifest {
     pub from: Version,
     /// The version of its etcd.
     pub etcd: Version,
+    /// The version of its Kubernetes; `None` in a system without workloads.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kubernetes: Option<Version>,
     /// The unified kernel image, signed.
     pub kernel: Part,
     /// The system with its hash tree.
@@ -63,6 +67,8 @@ pub struct Target {
     pub variant: String,
     /// The etcd of the cluster.
     pub etcd: EtcdTarget,
+    /// The Kubernetes of the machine; `None` where nothing of it runs that limits the step.
+    pub kubernetes: Option<KubernetesTarget>,
     /// Bytes of a system partition.
     pub slot: u64,
     /// Bytes that are free on the ESP.
@@ -145,7 +151,9 @@ impl Manifest {
             }
         }
         check_version(&self.version).or_else(malformed)?;
-        for (field, version) in [("from", &self.from), ("etcd", &self.etcd)] {
+        let versions = [("from", &self.from), ("etcd", &self.etcd)].into_iter();
+        let kubernetes = self.kubernetes.iter().map(|version| ("kubernetes", version));
+        for (field, version) in versions.chain(kubernetes) {
             if version.to_string().len() > VERSION_MAX {
                 return malformed(format!("{field} is longer than {VERSION_MAX} characters"));
             }
@@ -203,6 +211,9 @@ impl Manifest {
             return Err(Refusal::From { from, running });
         }
         target.etcd.takes(&self.etcd)?;
+        if let (Some(target), Some(brings)) = (&target.kubernetes, &self.kubernetes) {
+            target.takes(brings)?;
+        }
         for ((part, Part { size, .. }), room) in
             self.parts().into_iter().zip([target.esp, target.slot])
         {

@@ -189,7 +189,10 @@ mod tests {
     use semver::Version;
 
     use super::*;
-    use crate::{EtcdRefusal, EtcdTarget, Part, Target, write};
+    use crate::{
+        EtcdRefusal, EtcdTarget, KubernetesProgram, KubernetesRefusal, KubernetesTarget, Part,
+        Target, write,
+    };
 
     const KERNEL: &[u8] = &[7; 3000];
     const SYSTEM: &[u8] = &[9; 5000];
@@ -207,6 +210,7 @@ mod tests {
             image: "0123456789abcdef".to_owned(),
             from: Version::new(1, 0, 0),
             etcd: Version::new(3, 6, 4),
+            kubernetes: Some(Version::new(1, 38, 0)),
             kernel: Part::of(KERNEL).unwrap(),
             system: Part::of(SYSTEM).unwrap(),
         }
@@ -340,6 +344,8 @@ mod tests {
             ("\"1.0.0\"", "\"1.0\"", "unexpected end"),
             ("\"3.6.4\"", "\"3.6\"", "unexpected end"),
             ("\"etcd\":\"3.6.4\",", "", "missing field `etcd`"),
+            ("\"1.38.0\"", "\"1.38\"", "unexpected end"),
+            ("\"1.38.0\"", "null", "it is not spelt as a builder spells it"),
             ("\"size\":3000", "\"size\":0", "kernel image is empty"),
             ("\"size\":3000", "\"size\":-1", "invalid value"),
             ("\"size\":3000", "\"size\":18446744073709551615", "kernel image has 1844674407370955"),
@@ -354,6 +360,8 @@ mod tests {
             let read = Manifest::parse(text.as_bytes()).unwrap();
             assert_eq!(read.version.to_string(), version);
         }
+        let base = text.replacen("\"kubernetes\":\"1.38.0\",", "", 1);
+        assert_eq!(Manifest::parse(base.as_bytes()).unwrap().kubernetes, None);
         let wrong = Manifest { variant: "a b".to_owned(), ..manifest() };
         let parts: [&mut dyn Read; 2] = [&mut &*KERNEL, &mut &*SYSTEM];
         assert!(write(&mut Vec::new(), &wrong, &key(), parts).is_err());
@@ -370,6 +378,7 @@ mod tests {
             architecture: "x86_64".to_owned(),
             variant: "full".to_owned(),
             etcd: EtcdTarget { runs: Some("3.6".parse().unwrap()), one_way: false },
+            kubernetes: None,
             slot: 5000,
             esp: 3000,
         };
@@ -395,6 +404,17 @@ mod tests {
         let after = EtcdTarget { runs: Some("3.7".parse().unwrap()), one_way: true };
         let after = Target { etcd: after, ..target.clone() };
         assert!(matches!(refused(&after), Refusal::Etcd(EtcdRefusal::Older { .. })));
+        let api_server = |runs| {
+            let program = KubernetesProgram::ApiServer;
+            let runs = Version::new(1, runs, 2);
+            Target { kubernetes: Some(KubernetesTarget { runs, program }), ..target.clone() }
+        };
+        assert_eq!(manifest().suits(&api_server(37)), Ok(()));
+        let skips = refused(&api_server(36));
+        assert!(matches!(skips, Refusal::Kubernetes(KubernetesRefusal::Far { .. })), "{skips}");
+        assert_eq!(skips.help(), "update to a version with Kubernetes 1.37 first");
+        let without = Manifest { kubernetes: None, ..manifest() };
+        assert_eq!(without.suits(&api_server(36)), Ok(()), "there is nothing to compare");
         let small = Target { slot: 4999, ..target.clone() };
         let system = Refusal::Large { part: PartName::System, size: 5000, room: 4999 };
         assert_eq!(refused(&small), system);

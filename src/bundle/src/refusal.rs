@@ -5,6 +5,7 @@ use std::fmt;
 use semver::Version;
 
 use crate::etcd::EtcdRefusal;
+use crate::kubernetes::KubernetesRefusal;
 
 /// A part of a bundle, in the order of the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -114,6 +115,9 @@ pub enum Refusal {
     /// Its etcd does not suit that of the cluster.
     #[error(transparent)]
     Etcd(#[from] EtcdRefusal),
+    /// Its Kubernetes does not suit that of the machine.
+    #[error(transparent)]
+    Kubernetes(#[from] KubernetesRefusal),
     /// A part does not fit.
     #[error("its {part} has {size} bytes, and there is room for {room}")]
     Large {
@@ -146,6 +150,7 @@ impl Refusal {
             Self::Older { .. } | Self::Level { .. } => "name a newer bundle",
             Self::From { from, .. } => return format!("update to version {from} first"),
             Self::Etcd(refusal) => return refusal.help(),
+            Self::Kubernetes(refusal) => return refusal.help(),
             Self::Large { .. } => "build a smaller system: --variant base has no workloads",
         }
         .to_owned()

@@ -11,8 +11,8 @@
 //!   line, which every process on the machine can read.
 
 use std::fs::{self, File};
-use std::io::{self, Read as _, Write as _};
-use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::io::{self, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::anyhow;
@@ -30,11 +30,9 @@ use rpassword::ConfigBuilder;
 use zeroize::{Zeroize as _, Zeroizing};
 
 use super::error::{Error, Explain as _};
-use polis_base::hex;
 use polis_base::sys::terminal::without_echo;
+use polis_base::{hex, secret};
 
-/// Far above the size of a key in PEM.
-const FILE_MAX: usize = 64 * 1024;
 /// Far above the length of a typed passphrase.
 const PASSPHRASE_MAX: usize = 1024;
 const ENCRYPTED: &str = "BEGIN ENCRYPTED PRIVATE KEY";
@@ -68,7 +66,7 @@ impl Passphrase {
                 .help(|| "without a terminal, use --passphrase-file".to_owned());
         };
         let text = read_private(file)?;
-        Ok(Zeroizing::new(text.lines().next().unwrap_or_default().to_owned()))
+        Ok(secret::first_line(&text))
     }
 
     /// Reads a new one, which is typed twice.
@@ -279,14 +277,11 @@ fn read_text(file: &Path) -> Result<Zeroizing<String>, Error> {
 }
 
 fn text_of(source: impl io::Read, name: &str) -> Result<Zeroizing<String>, Error> {
-    // Allocated once: the former buffers of a text that grows are not wiped.
-    let mut text = Zeroizing::new(String::with_capacity(FILE_MAX + 1));
-    let read = source.take(FILE_MAX as u64 + 1).read_to_string(&mut text);
-    let fault = match read {
-        Err(error) if error.kind() == io::ErrorKind::InvalidData => "is not text".to_owned(),
-        Err(error) => return Err(error).doing(|| format!("cannot read {name}")),
-        Ok(_) if text.len() > FILE_MAX => format!("has more than {FILE_MAX} bytes"),
-        Ok(_) => return Ok(text),
+    let read = secret::read(source);
+    let fault = match read.as_ref().map_err(io::Error::kind) {
+        Err(io::ErrorKind::InvalidData) => "is not text".to_owned(),
+        Err(io::ErrorKind::FileTooLarge) => format!("has more than {} bytes", secret::SIZE_MAX),
+        Ok(_) | Err(_) => return read.doing(|| format!("cannot read {name}")),
     };
     Err(Error::new(format!("{name} {fault}")).or_help(
         "name another file: a key is text in PEM, a passphrase or a password one line of text",
@@ -309,12 +304,11 @@ pub(super) fn read_private(file: &Path) -> Result<Zeroizing<String>, Error> {
 }
 
 fn ensure_private(file: &Path) -> Result<(), Error> {
-    let mode = fs::metadata(file).doing(|| format!("cannot inspect {}", file.display()))?.mode();
-    if mode & 0o077 != 0 {
+    let metadata = fs::metadata(file).doing(|| format!("cannot inspect {}", file.display()))?;
+    if let Some(mode) = secret::exposed(&metadata) {
         return Err(Error::new(format!(
-            "{} has mode {:04o}: others may read this secret",
-            file.display(),
-            mode & 0o7777
+            "{} has mode {mode:04o}: others may read this secret",
+            file.display()
         ))
         .or_help(format!("chmod 600 {}", file.display())));
     }
@@ -323,6 +317,8 @@ fn ensure_private(file: &Path) -> Result<(), Error> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::MetadataExt as _;
+
     use super::*;
 
     fn folder() -> tempfile::TempDir {
@@ -420,14 +416,6 @@ mod tests {
                 assert!(error.contains(&said), "{error}");
             }
         }
-    }
-
-    #[test]
-    fn a_secret_is_read_into_one_buffer() {
-        let read = |bytes: &[u8]| text_of(bytes, "a secret").unwrap();
-        let (short, long) = (read(b"s3cret"), read("a".repeat(FILE_MAX).as_bytes()));
-        assert_eq!((&**short, long.len()), ("s3cret", FILE_MAX));
-        assert_eq!((short.capacity(), long.capacity()), (FILE_MAX + 1, FILE_MAX + 1));
     }
 
     #[test]

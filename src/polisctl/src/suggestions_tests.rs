@@ -51,6 +51,8 @@ const LOG_TARGETS: &str = "targets_of_logs_are_checked_before_the_cluster_is_ask
 const SNAPSHOT_TARGET: &str =
     "a_target_of_snapshots_is_checked_before_the_cluster_is_asked_and_its_key_is_never_printed";
 const ATTESTATION_POLICY: &str = "an_attestation_policy_is_checked_before_the_cluster_is_asked";
+const KUBERNETES_NAMES: &str =
+    "names_of_kubernetes_are_checked_before_the_cluster_is_asked_and_shown";
 const ATTESTED: &str = "a_machine_enters_only_with_a_start_and_a_maker_of_the_policy";
 const SHIPPED: &str = "a_snapshot_is_listed_fetched_and_checked";
 const WATCHED: &str = "an_outage_is_shown_and_does_not_end_a_watch_and_a_first_failure_does";
@@ -126,6 +128,12 @@ const TOLD: &[Suggestion] = &[
         &[SHARE],
     ),
     ("cluster configure --firewall-source", "a firewall without sources", USERS, &[FIREWALL]),
+    (
+        "cluster configure --kubernetes-name",
+        "parameters that name names of Kubernetes",
+        ALL,
+        &[KUBERNETES_NAMES],
+    ),
     ("cluster configure --log-target", "parameters that name targets of logs", ALL, &[LOG_TARGETS]),
     (
         "cluster configure --snapshot-credentials FILE",
@@ -166,7 +174,7 @@ const TOLD: &[Suggestion] = &[
     ("etcd members", "a member that has no quorum", LOCAL, &[OUTAGE, OPERATED]),
     ("etcd snapshot", "guru 0801: most voters lost their data", LOCAL, &[LOST]),
     ("etcd snapshot -o FILE", "an update that cannot be undone", OWNERS, &[ONE_WAY]),
-    ("etcd status", "the store is full", USERS, &[WATCHED]),
+    ("etcd status", "the store is full; guru 0708: the store is another one", ALL, &[WATCHED]),
     ("key create -o FILE", "a new user without a key", USERS, &[INVITED]),
     ("key create -o ann.key", "the help of user create", LOCAL, &[INVITED]),
     ("kubernetes kubeconfig", "a caller without a certificate on port 6444", LOCAL, &[KUBECTL]),

@@ -178,6 +178,7 @@ const CASES: &[Case] = &[
         &[
             (&["ID", "a"], 2, "KEY=VALUE"),
             (&["ID", "a=b", "a-"], 2, "is both set and removed"),
+            (&["ID", "kubernetes.io/os=a"], 2, "which Kubernetes or Polis sets itself"),
             (&["ffff", "a=b"], 1, "there is no node"),
         ],
     ),

@@ -42,11 +42,14 @@ pub(super) fn run(command: Command, global: &Global) -> Result<(), Error> {
         "signer_expected": expected.is_some(),
     });
     let part = |part: &polis_bundle::Part| format!("{} bytes, SHA-256 {}", part.size, part.sha256);
+    let kubernetes = manifest.kubernetes.as_ref();
+    let kubernetes = kubernetes.map_or_else(|| "none".to_owned(), ToString::to_string);
     let lines = [
         ("version", manifest.version.to_string()),
         ("image", manifest.image.clone()),
         ("updates from", manifest.from.to_string()),
         ("etcd", manifest.etcd.to_string()),
+        ("kubernetes", kubernetes),
         ("security level", manifest.security_level.to_string()),
         ("architecture", manifest.architecture.clone()),
         ("variant", manifest.variant.clone()),

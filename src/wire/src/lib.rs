@@ -9,6 +9,7 @@ pub mod audit;
 pub mod endpoint;
 pub mod identity;
 pub mod maintenance;
+pub mod node_labels;
 pub mod node_roles;
 pub mod outside;
 pub mod parameters;

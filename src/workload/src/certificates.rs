@@ -10,7 +10,9 @@
 //!      +-- every hour, and when an owner rotates the authorities -+
 //! ```
 //!
-//! A certificate is renewed after two thirds of its life, and when another authority signs. Every
+//! A certificate is renewed after two thirds of its life, when another authority signs, and when
+//! the cluster's configuration has other names for the API: within seconds, since the node reads
+//! them again and again. One that has a name too many is revoked and made anew. Every
 //! program reads its files again when they change, but for the controller manager: it starts again
 //! when another key signs tokens, and once a former authority, which it gives to pods, is not
 //! trusted any more.
@@ -20,8 +22,10 @@
 //! Invariants:
 //! - Of several controllers at once, one makes a shared key, and the others read it.
 //! - A file is replaced whole, and only by other content.
+//! - The certificate of the API server has the names of the configuration, and no former ones.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use base64ct::{Base64, Encoding as _};
@@ -46,11 +50,14 @@ use polis_base::files::{self, File, Pair};
 use polis_base::sys::clock;
 use polis_control::consensus;
 use polis_control::consensus::client::{Client, User};
+use polis_control::curator;
 use polis_runtime::event::{Closed, until};
 use polis_runtime::supervisor::{Context, blocking};
 use polis_wire::identity::NodeId;
+use polis_wire::parameters;
 use polis_wire::pki::{
-    self, Authorities, Certificate, Guard, Issued, Namespace, Reason, ServiceAccounts, Store, Write,
+    self, Authorities, Certificate, Guard, Host, Issued, Namespace, Reason, ServiceAccounts, Store,
+    Write,
 };
 use polis_wire::rpc::Credentials;
 
@@ -59,6 +66,9 @@ const RETRY: Duration = Duration::from_secs(2);
 
 /// Between two looks while a former authority is trusted, so that its end is known in time.
 const ROTATES: Duration = Duration::from_secs(30);
+
+/// Between two looks at the names of the API in the cluster's configuration: one read of etcd.
+const NAMES: Duration = Duration::from_secs(5);
 
 /// Where the key lies that encrypts Secrets.
 const ENCRYPTION_KEY: &str = "encryption/secrets";
@@ -74,6 +84,9 @@ pub enum Error {
     /// The key that encrypts Secrets.
     #[error("cannot read or make the key that encrypts Secrets")]
     Encryption(#[source] anyhow::Error),
+    /// The names of the API in the cluster's configuration.
+    #[error("cannot read the names of the API of Kubernetes")]
+    Names(#[source] anyhow::Error),
     /// The key that encrypts Secrets has another length.
     #[error("the stored key that encrypts Secrets is damaged")]
     EncryptionDamaged,
@@ -99,21 +112,26 @@ pub(super) struct Service {
     pub(super) trusted: watch::Sender<Trusted>,
     /// The name of the key in the file with which the controller manager signs.
     pub(super) signs: watch::Sender<Option<String>>,
+    /// What the API server serves with.
+    pub(super) serves: watch::Sender<Option<Credentials>>,
     pub(super) parts: Parts,
 }
 
 impl Service {
     pub(super) async fn run(mut self, ctx: Context) -> Result<(), Closed> {
         let voter = until(&mut self.consensus, "the etcd member", |status| {
-            status.voter().map(|clients| clients.user(User::KubernetesPki))
+            let users = [User::KubernetesPki, User::Curator];
+            status.voter().map(|clients| users.map(|user| clients.user(user)))
         });
-        let Some(client) = ctx.until_cancelled(voter).await.transpose()? else { return Ok(()) };
+        let Some(clients) = ctx.until_cancelled(voter).await.transpose()? else { return Ok(()) };
+        let [client, records] = clients;
+        let records = curator::Store::new(records);
+        let mut known = Vec::new();
         let mut failed = cause::Last::default();
         loop {
             // Boxed: a certificate in the making is large, and made once an hour at most.
-            let Some(done) = ctx.until_cancelled(Box::pin(self.pass(&client))).await else {
-                return Ok(());
-            };
+            let pass = Box::pin(self.pass(&client, &records, &mut known));
+            let Some(done) = ctx.until_cancelled(pass).await else { return Ok(()) };
             let wait = match done {
                 Ok(wait) => {
                     ctx.healthy();
@@ -132,16 +150,29 @@ impl Service {
                     RETRY
                 }
             };
-            let wait = until_another_look(wait, &mut self.credentials);
+            let wait = async {
+                tokio::select! {
+                    // Cancel-safe, both: they change nothing.
+                    () = until_another_look(wait, &mut self.credentials) => {}
+                    () = until_other_names(&records, &known) => {}
+                }
+            };
             if ctx.until_cancelled(wait).await.is_none() {
                 return Ok(());
             }
         }
     }
 
-    /// Makes and writes every key, certificate and file; returns how long to wait before the
-    /// next look.
-    async fn pass(&self, client: &Client) -> Result<Duration, Error> {
+    /// Makes and writes every key, certificate and file, with the names of the API of now in
+    /// `known`; returns how long to wait before the next look.
+    async fn pass(
+        &self,
+        client: &Client,
+        records: &curator::Store<Client>,
+        known: &mut Vec<Host>,
+    ) -> Result<Duration, Error> {
+        *known = names(records).await?;
+        let names = known.as_slice();
         let namespace = Namespace::new(client.clone(), "");
         let ca = authorities(&namespace, &authority()).await?;
         let front_proxy_ca = authorities(&namespace, &front_proxy_authority()).await?;
@@ -168,7 +199,7 @@ impl Service {
         let certificates = Purpose::ALL.into_iter().map(|purpose| {
             let proxy = purpose.authority().name == front_proxy_authority().name;
             let authorities = if proxy { &front_proxy_ca } else { &ca };
-            self.certificate(&namespace, purpose, authorities)
+            self.certificate(&namespace, purpose, authorities, names)
         });
         try_join_all(certificates).await?;
         self.signs.send_if_modified(|known| known.replace(signs.clone()) != Some(signs));
@@ -189,6 +220,7 @@ impl Service {
         namespace: &Namespace<Client>,
         purpose: Purpose,
         authorities: &Authorities,
+        names: &[Host],
     ) -> Result<(), Error> {
         let pair = purpose.pair(&self.site.data);
         let key = blocking({
@@ -196,12 +228,24 @@ impl Service {
             move || own_key(&pair)
         })
         .await?;
-        let wish = purpose.wish(&self.site, self.node, key.verifying_key().to_bytes());
+        let wish = purpose.wish(&self.site, self.node, names, key.verifying_key().to_bytes());
         let issued = issued(namespace, &wish, purpose).await?;
         let chain = authorities.chain_pem(&issued.der);
         let new = blocking(move || replace(&pair.certificate, &chain)).await?;
         if new {
             info!(purpose = purpose.name(), "a new certificate");
+        }
+        if purpose == Purpose::ApiServer {
+            let serves = Some(Credentials {
+                certificate: issued.der,
+                key: Arc::new(pki::key_der(&key)),
+                authorities: Some(Arc::new(authorities.clone())),
+            });
+            self.serves.send_if_modified(|known| {
+                let changed = *known != serves;
+                *known = serves;
+                changed
+            });
         }
         Ok(())
     }
@@ -299,6 +343,33 @@ pub(super) async fn until_another_look(
     }
 }
 
+/// Waits until the cluster's configuration has other names for the API. While it cannot be read,
+/// the next look says so.
+async fn until_other_names(records: &curator::Store<Client>, known: &[Host]) {
+    loop {
+        sleep(NAMES).await;
+        if Box::pin(names(records)).await.is_ok_and(|now| now != known) {
+            return;
+        }
+    }
+}
+
+/// The names of the API in the cluster's configuration; none of a cluster without one.
+async fn names<S: Store + Clone>(records: &curator::Store<S>) -> Result<Vec<Host>, Error> {
+    let configuration = match records.configuration().await {
+        Err(curator::store::Error::Missing { .. }) => return Ok(Vec::new()),
+        read => read.map_err(|error| Error::Names(error.into()))?,
+    };
+    let message = configuration.kubernetes.unwrap_or_default();
+    let names = parameters::kubernetes_names(&message, "kubernetes");
+    let names = names.map_err(|error| Error::Names(error.into()))?;
+    let host = |name: String| match name.parse() {
+        Ok(address) => Host::Address(address),
+        Err(_name) => Host::Name(name),
+    };
+    Ok(names.into_iter().map(host).collect())
+}
+
 /// An authority and those before it; the authority is made if there is none.
 async fn authorities(
     namespace: &Namespace<Client>,
@@ -310,22 +381,31 @@ async fn authorities(
     Ok(known.ok_or_else(|| pki::Error::Damaged { what: "certificate", name: name() })?)
 }
 
-/// The certificate in etcd, renewed if that is due; made if there is none for this key.
+/// The certificate in etcd, renewed if that is due; made if there is none for this key, or if it
+/// has a host too many.
 async fn issued(
-    namespace: &Namespace<Client>,
+    namespace: &Namespace<impl Store>,
     wish: &Certificate,
     purpose: Purpose,
 ) -> Result<Issued, Error> {
     let now = clock::now();
-    let found = match namespace.renew(wish, now).await {
-        Ok(Some(renewed)) => return Ok(renewed),
-        Ok(None) => namespace.ensure(wish, now).await,
-        Err(error) => Err(error),
-    };
-    if !matches!(found, Err(pki::Error::OtherKey { .. })) {
-        return Ok(found?);
+    // Before the renewal, which keeps the former certificate valid: one name may have replaced
+    // another, or one have left while the node was off.
+    match namespace.has_former_host(wish).await {
+        Ok(false) => {
+            return match namespace.renew(wish, now).await? {
+                Some(renewed) => Ok(renewed),
+                None => Ok(namespace.ensure(wish, now).await?),
+            };
+        }
+        Ok(true) => {
+            info!(purpose = purpose.name(), "a host was removed: the certificate is replaced");
+        }
+        Err(pki::Error::OtherKey { .. }) => {
+            warn!(purpose = purpose.name(), "the key of this node was lost, and is replaced");
+        }
+        Err(error) => return Err(error.into()),
     }
-    warn!(purpose = purpose.name(), "the key of this node was lost, and is replaced");
     namespace.revoke_surely(&purpose.authority(), &wish.name, Reason::Unspecified, now).await?;
     Ok(namespace.ensure(wish, now).await?)
 }
@@ -398,7 +478,61 @@ pub(super) fn replace(file: &File, content: &[u8]) -> Result<bool, files::Error>
 mod tests {
     use super::*;
     use polis_base::files::Group;
+    use polis_proto::v1;
     use polis_wire::pki::memory::Memory;
+    use prost::Message as _;
+
+    #[tokio::test]
+    async fn the_names_are_those_of_the_configuration() {
+        let memory = Memory::default();
+        let records = curator::Store::new(memory.clone());
+        assert_eq!(names(&records).await.unwrap(), [], "a cluster without a record");
+        let written = async |named: &[&str]| {
+            let names = named.iter().map(|name| (*name).to_owned()).collect();
+            let kubernetes = Some(v1::KubernetesConfiguration { names });
+            let record = v1::ClusterConfiguration { kubernetes, ..Default::default() };
+            let write = Write::Put("cluster/configuration".to_owned(), record.encode_to_vec());
+            assert!(memory.commit(Vec::new(), vec![write]).await.unwrap());
+        };
+        written(&["API.example", "192.0.2.10", "2001:db8::1"]).await;
+        let expected = [
+            Host::Name("api.example".to_owned()),
+            Host::Address([192, 0, 2, 10].into()),
+            Host::Address("2001:db8::1".parse().unwrap()),
+        ];
+        assert_eq!(names(&records).await.unwrap(), expected);
+        written(&["a b"]).await;
+        let error = names(&records).await.unwrap_err();
+        assert!(cause::line(&error).contains("kubernetes.names[0]"), "{}", cause::line(&error));
+    }
+
+    #[tokio::test]
+    async fn a_name_is_in_the_certificate_from_its_addition_to_its_removal() {
+        let namespace = Namespace::new(Memory::default(), "");
+        let (site, node) = (crate::site::live(), NodeId::from_public_key(&[7; 32]));
+        namespace.ensure(&authority(), clock::now()).await.unwrap();
+        let name = Host::Name("api.example".to_owned());
+        let shown = async |names: &[Host]| {
+            let purpose = Purpose::ApiServer;
+            let wish = purpose.wish(&site, node, names, [1; 32]);
+            issued(&namespace, &wish, purpose).await.unwrap().der
+        };
+        let plain = shown(&[]).await;
+        assert!(!pki::hosts(&plain).contains(&name));
+        let named = shown(std::slice::from_ref(&name)).await;
+        assert!(pki::hosts(&named).contains(&name));
+        assert_eq!(shown(std::slice::from_ref(&name)).await, named, "nothing has changed");
+        let other = Host::Name("other.example".to_owned());
+        let replaced = shown(std::slice::from_ref(&other)).await;
+        assert!(pki::hosts(&replaced).contains(&other) && !pki::hosts(&replaced).contains(&name));
+        let removed = shown(&[]).await;
+        assert_eq!(pki::hosts(&removed), pki::hosts(&plain));
+        assert_eq!(shown(&[]).await, removed, "nothing has changed");
+        let crl = namespace.crl(&authority()).await.unwrap().unwrap();
+        let revoked = [&named, &replaced, &removed]
+            .map(|der| crl.revokes(&pki::Facts::read(der).unwrap().serial));
+        assert_eq!(revoked, [true, true, false]);
+    }
 
     #[tokio::test]
     async fn the_key_of_secrets_is_made_once() {

@@ -90,6 +90,7 @@ impl Controller {
         let forever = Policy::forever();
         let (trusted, known) = watch::channel(None);
         let (signs, signing) = watch::channel(None);
+        let (serves, named) = watch::channel(None);
         let certificates = certificates::Service {
             site: self.site.clone(),
             node: self.node,
@@ -98,6 +99,7 @@ impl Controller {
             credentials: self.identity.credentials.clone(),
             trusted,
             signs,
+            serves,
             parts: self.parts.clone(),
         };
         ctx.spawn(Part::Certificates.name(), forever, move |ctx| certificates.clone().run(ctx));
@@ -128,6 +130,7 @@ impl Controller {
             site: self.site.clone(),
             node: self.node,
             identity: self.identity.clone(),
+            named,
             parts: self.parts.clone(),
         };
         // Last, so that callers are sent away before the API server ends.

@@ -110,13 +110,13 @@ impl Purpose {
         }
     }
 
-    fn template(self, site: &Site, node: NodeId) -> Template {
+    fn template(self, site: &Site, node: NodeId, names: &[Host]) -> Template {
         let client = |user| Template::KubernetesClient { subject: subject(user, None) };
         let server =
             |user, hosts| Template::KubernetesServer { subject: subject(user, None), hosts };
         let local = || vec![name("localhost"), Host::Address(site.loopback)];
         match self {
-            Self::ApiServer => server("kube-apiserver", api_hosts(site, node)),
+            Self::ApiServer => server("kube-apiserver", api_hosts(site, node, names)),
             Self::KubeletClient => client(KUBELET_CLIENT),
             Self::ControllerManager => client("system:kube-controller-manager"),
             Self::ControllerManagerServer => server("kube-controller-manager", local()),
@@ -130,12 +130,19 @@ impl Purpose {
         }
     }
 
-    /// The certificate for the key with this public half.
-    pub(super) fn wish(self, site: &Site, node: NodeId, public: [u8; 32]) -> Certificate {
+    /// The certificate for the key with this public half; that of the API server has the `names`
+    /// of the cluster's configuration.
+    pub(super) fn wish(
+        self,
+        site: &Site,
+        node: NodeId,
+        names: &[Host],
+        public: [u8; 32],
+    ) -> Certificate {
         Certificate {
             issuer: Issuer::Authority(self.authority()),
             name: Site::certificate_name(self.name(), node),
-            template: self.template(site, node),
+            template: self.template(site, node, names),
             mode: Mode::External(public),
         }
     }
@@ -159,9 +166,10 @@ fn name(name: &str) -> Host {
     Host::Name(name.to_owned())
 }
 
-/// The names and addresses of the API server: of its Service, of its node, of this machine.
-/// The node's own address is not among them, because it may change.
-fn api_hosts(site: &Site, node: NodeId) -> Vec<Host> {
+/// The names and addresses of the API server: of its Service, of its node, of this machine, and
+/// those that the cluster's configuration gives it. The node's own address is not among them,
+/// because it may change.
+fn api_hosts(site: &Site, node: NodeId, names: &[Host]) -> Vec<Host> {
     let service = "kubernetes.default.svc";
     let mut hosts = vec![
         name("kubernetes"),
@@ -173,9 +181,10 @@ fn api_hosts(site: &Site, node: NodeId) -> Vec<Host> {
         Host::Address(Ipv4Addr::LOCALHOST.into()),
         Host::Address(site.first_service()),
     ];
-    let loopback = Host::Address(site.loopback);
-    if !hosts.contains(&loopback) {
-        hosts.push(loopback);
+    for host in [&Host::Address(site.loopback)].into_iter().chain(names) {
+        if !hosts.contains(host) {
+            hosts.push(host.clone());
+        }
     }
     hosts
 }
@@ -191,7 +200,7 @@ mod tests {
         let lines: Vec<_> = Purpose::ALL
             .into_iter()
             .map(|purpose| {
-                let wish = purpose.wish(&live(), node, [1; 32]);
+                let wish = purpose.wish(&live(), node, &[], [1; 32]);
                 let signer = purpose.authority().name.clone();
                 let (kind, subject, hosts) = match &wish.template {
                     Template::KubernetesServer { subject, hosts } => {
@@ -214,10 +223,34 @@ mod tests {
     }
 
     #[test]
+    fn the_names_of_the_cluster_are_in_the_certificate_of_the_api_server_alone() {
+        let node = NodeId::from_public_key(&[7; 32]);
+        // One that it has already, and two others.
+        let own = [name("api.example"), Host::Address([192, 0, 2, 10].into())];
+        let names = [&[name("localhost")][..], &own].concat();
+        for purpose in Purpose::ALL {
+            let plain = purpose.template(&live(), node, &[]);
+            let named = purpose.template(&live(), node, &names);
+            if purpose != Purpose::ApiServer {
+                assert_eq!(named, plain, "{purpose:?}");
+                continue;
+            }
+            let (
+                Template::KubernetesServer { hosts: named, .. },
+                Template::KubernetesServer { hosts: plain, .. },
+            ) = (named, plain)
+            else {
+                panic!("{purpose:?}")
+            };
+            assert_eq!(named, [plain, own.to_vec()].concat());
+        }
+    }
+
+    #[test]
     fn only_the_reconciler_has_the_group_of_masters() {
         let node = NodeId::from_public_key(&[7; 32]);
         for purpose in Purpose::ALL {
-            let template = purpose.template(&live(), node);
+            let template = purpose.template(&live(), node, &[]);
             let masters = format!("{template:?}").contains(MASTERS);
             assert_eq!(masters, purpose == Purpose::Reconciler, "{purpose:?}");
         }

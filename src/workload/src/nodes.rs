@@ -1,27 +1,28 @@
 //! The Node objects of Kubernetes, as the records of the nodes want them. Pure.
 //!
 //! kubelet registers its Node, and may give it neither a role nor take it back. So the
-//! reconciler labels it, and deletes it once the node has no role Kubernetes worker any more,
-//! was decommissioned, or has no record.
+//! reconciler labels it with roles, name and the labels of the record, and deletes it once the
+//! node has no role Kubernetes worker any more, was decommissioned, or has no record.
 //!
 //! Invariants:
 //! - A Node whose name is not that of a node of Polis is left alone.
 //! - A Node is deleted only by its UID and its version: a kubelet that has written since
 //!   keeps it, and the next look decides again.
+//! - A label that has left the record leaves the Node: an annotation lists those that were set.
+//!   Labels of others stay.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use polis_proto::v1;
 use serde_json::Value;
 
-use super::objects::{Object, node_labels};
+use super::objects::{LABELS, Object, listed, node_labels};
 use super::parts::PartState;
 use polis_wire::identity::NodeId;
+use polis_wire::node_labels::{CONTROL_PLANE, WORKER, is_reserved};
 use polis_wire::node_roles::Nodes;
 
-/// The labels that Polis sets: the roles, as `kubectl get nodes` shows them, and the name.
-const WORKER: &str = "node-role.kubernetes.io/worker";
-const CONTROL_PLANE: &str = "node-role.kubernetes.io/control-plane";
+/// The label with the name of the node.
 const NAME: &str = "polis.internal/name";
 
 /// The labels of a Node.
@@ -88,20 +89,25 @@ fn action(nodes: &Nodes, metadata: &Value) -> Option<Action> {
         return Some(Action::Delete { node, uid, version: text("resourceVersion")? });
     };
     let wanted = labels(record);
-    let has = |key: &str| metadata["labels"][key].as_str().map(str::to_owned);
-    let same =
-        [WORKER, CONTROL_PLANE, NAME].iter().all(|key| has(key).as_ref() == wanted.get(*key));
-    (!same).then(|| Action::Label(node_labels(node, &uid, &wanted)))
+    (!is_labelled(metadata, &wanted)).then(|| Action::Label(node_labels(node, &uid, &wanted)))
+}
+
+/// Whether a Node has these labels, and none that Polis has set before.
+fn is_labelled(metadata: &Value, wanted: &Labels) -> bool {
+    let has = |(key, value): (&String, &String)| metadata["labels"][key] == value.as_str();
+    wanted.iter().all(has) && metadata["annotations"][LABELS] == listed(wanted)
 }
 
 fn labels(record: &v1::NodeInfo) -> Labels {
     let controls = record.roles.is_some_and(|roles| roles.kubernetes_controller.is_some());
-    let all = [
+    let own = [
         (WORKER, Some(String::new())),
         (CONTROL_PLANE, controls.then(String::new)),
         (NAME, Some(record.name.clone()).filter(|name| !name.is_empty())),
     ];
-    all.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?))).collect()
+    let own = own.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?)));
+    let set = record.labels.iter().filter(|(key, _value)| !is_reserved(key));
+    set.map(|(key, value)| (key.clone(), value.clone())).chain(own).collect()
 }
 
 #[cfg(test)]
@@ -128,6 +134,24 @@ mod tests {
         json!({"metadata": {"name": name, "uid": "u", "resourceVersion": "7", "labels": labels}})
     }
 
+    /// The object of the first node after these labels were applied, with those of others.
+    fn applied(applied: &Object, others: &Value) -> Value {
+        let mut object = object(&id(1).to_string(), others);
+        let (set, metadata) = (&applied.content["metadata"], &mut object["metadata"]);
+        for (key, value) in set["labels"].as_object().unwrap() {
+            metadata["labels"][key] = value.clone();
+        }
+        metadata["annotations"] = set["annotations"].clone();
+        object
+    }
+
+    /// The only action, which sets labels.
+    fn relabelled(nodes: &Nodes, found: Value) -> Object {
+        let planned = plan(nodes, &[found]);
+        let [Action::Label(object)] = &planned[..] else { panic!("{planned:?}") };
+        object.clone()
+    }
+
     #[test]
     fn a_node_without_the_role_of_a_worker_loses_its_object() {
         let mut gone = record(&[Role::KubernetesWorker], "");
@@ -139,7 +163,14 @@ mod tests {
         ]);
         let delete = |node| Action::Delete { node, uid: "u".to_owned(), version: "7".to_owned() };
         let worker = json!({ WORKER: "" });
-        let objects: Vec<_> = [1, 2, 3, 4].map(|key| object(&id(key).to_string(), &worker)).into();
+        let set = json!({ LABELS: listed(&labels(&nodes[&id(3)])) });
+        let objects: Vec<_> = [1, 2, 3, 4]
+            .map(|key| {
+                let mut object = object(&id(key).to_string(), &worker);
+                object["metadata"]["annotations"] = set.clone();
+                object
+            })
+            .into();
         assert_eq!(plan(&nodes, &objects), [delete(id(1)), delete(id(2)), delete(id(4))]);
         assert_eq!(workers(&nodes), [id(3)]);
     }
@@ -154,20 +185,47 @@ mod tests {
     fn labels_follow_roles_and_name_and_those_of_others_stay() {
         let both = [Role::KubernetesWorker, Role::KubernetesController, Role::ConsensusMember];
         let nodes = Nodes::from([(id(1), record(&both, "web-1"))]);
-        let planned = |labels: &Value| plan(&nodes, &[object(&id(1).to_string(), labels)]);
+        let found = object(&id(1).to_string(), &json!({ NAME: "former", "mine": "x" }));
+        let set = relabelled(&nodes, found);
         let wanted = json!({ WORKER: "", CONTROL_PLANE: "", NAME: "web-1" });
-        let changed = planned(&json!({ NAME: "former", "mine": "x" }));
-        let [Action::Label(object)] = &changed[..] else { panic!("{changed:?}") };
-        assert_eq!(object.content["metadata"]["labels"], wanted);
-        assert_eq!(object.content["metadata"]["uid"], "u");
-        let mut there = wanted;
-        there["mine"] = json!("x");
-        assert_eq!(planned(&there), []);
+        assert_eq!(set.content["metadata"]["labels"], wanted);
+        assert_eq!(set.content["metadata"]["uid"], "u");
+        let there = applied(&set, &json!({"mine": "x"}));
+        assert_eq!(plan(&nodes, std::slice::from_ref(&there)), []);
         // The role of a controller and the name have gone.
         let nodes = Nodes::from([(id(1), record(&both[..1], ""))]);
-        let changed = plan(&nodes, &[self::object(&id(1).to_string(), &there)]);
-        let [Action::Label(object)] = &changed[..] else { panic!("{changed:?}") };
-        assert_eq!(object.content["metadata"]["labels"], json!({ WORKER: "" }));
+        let set = relabelled(&nodes, there);
+        assert_eq!(set.content["metadata"]["labels"], json!({ WORKER: "" }));
+    }
+
+    #[test]
+    fn labels_of_the_record_are_set_and_leave_with_it() {
+        let mut worker = record(&[Role::KubernetesWorker], "");
+        let labels = [("topology.kubernetes.io/zone", "z1"), ("rack", "7")];
+        worker.labels = labels.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
+        let mut nodes = Nodes::from([(id(1), worker)]);
+        let bare = object(&id(1).to_string(), &json!({}));
+        let set = relabelled(&nodes, bare.clone());
+        let wanted = json!({ WORKER: "", "topology.kubernetes.io/zone": "z1", "rack": "7" });
+        assert_eq!(set.content["metadata"]["labels"], wanted);
+        let there = applied(&set, &json!({"mine": "x"}));
+        assert_eq!(plan(&nodes, std::slice::from_ref(&there)), []);
+        // Somebody has changed one.
+        let mut other = there.clone();
+        other["metadata"]["labels"]["rack"] = json!("8");
+        assert_eq!(relabelled(&nodes, other), set);
+        // A reserved one of the record is not set, and holds up no other.
+        let record = nodes.get_mut(&id(1)).unwrap();
+        for key in [CONTROL_PLANE, NAME, "kubernetes.io/hostname"] {
+            record.labels.insert(key.to_owned(), "x".to_owned());
+        }
+        assert_eq!(plan(&nodes, std::slice::from_ref(&there)), []);
+        assert_eq!(relabelled(&nodes, bare), set);
+        // One leaves the record: the API server removes what the next object has not.
+        nodes.get_mut(&id(1)).unwrap().labels.remove("rack");
+        let set = relabelled(&nodes, there);
+        let wanted = json!({ WORKER: "", "topology.kubernetes.io/zone": "z1" });
+        assert_eq!(set.content["metadata"]["labels"], wanted);
     }
 
     #[test]
@@ -209,6 +267,9 @@ mod tests {
         nodes.get_mut(&id(2)).unwrap().heartbeat_age_ms = 7;
         assert_eq!(wanted(&nodes, id(1)), before);
         nodes.get_mut(&id(2)).unwrap().name = "web-2".to_owned();
+        assert_ne!(wanted(&nodes, id(1)), before);
+        nodes.get_mut(&id(2)).unwrap().name = "web-1".to_owned();
+        nodes.get_mut(&id(2)).unwrap().labels.insert("rack".to_owned(), "7".to_owned());
         assert_ne!(wanted(&nodes, id(1)), before);
     }
 }

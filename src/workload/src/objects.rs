@@ -28,7 +28,7 @@
 //! | binding `polis:dns` | the name servers of the workers |
 //! | binding `polis:csi` | the storage drivers of the workers |
 //! | binding `polis:policy` | the programs of the workers that enforce NetworkPolicies |
-//! | labels of a Node | the roles of the node, and its name |
+//! | labels of a Node, and the annotation that lists them | the roles of the node, its name, and the labels of its record |
 //!
 //! The roles `admin`, `view` and `system:node-proxier` are the API server's own; see
 //! `docs/workloads.md`.
@@ -53,6 +53,9 @@ const GROUP: &str = "rbac.authorization.k8s.io";
 
 /// The mark of the class for claims without a class.
 const DEFAULT_CLASS: &str = "storageclass.kubernetes.io/is-default-class";
+
+/// The annotation of a Node that lists the keys of the labels which Polis has set.
+pub(super) const LABELS: &str = "polis.internal/labels";
 
 /// Where the API server lists the bindings of Polis.
 pub(super) const BINDINGS: &str = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings\
@@ -186,14 +189,25 @@ pub(super) fn is_bound(binding: &Object, found: &[Value]) -> bool {
 }
 
 /// These labels of a Node that exists: without this `uid`, the API server refuses them, and
-/// does not make a Node that no kubelet has registered.
+/// does not make a Node that no kubelet has registered. It removes those that an earlier object
+/// had and this one has not.
 pub(super) fn node_labels(node: NodeId, uid: &str, labels: &BTreeMap<String, String>) -> Object {
     let content = json!({
         "apiVersion": "v1",
         "kind": "Node",
-        "metadata": {"name": node.to_string(), "uid": uid, "labels": labels},
+        "metadata": {
+            "name": node.to_string(),
+            "uid": uid,
+            "labels": labels,
+            "annotations": {LABELS: listed(labels)},
+        },
     });
     Object { path: format!("/api/v1/nodes/{node}"), content }
+}
+
+/// The keys of these labels, as the annotation lists them.
+pub(super) fn listed(labels: &BTreeMap<String, String>) -> String {
+    labels.keys().map(String::as_str).collect::<Vec<_>>().join(",")
 }
 
 fn worker() -> Object {

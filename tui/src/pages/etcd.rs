@@ -300,7 +300,9 @@ fn gone(silent: &[&Member], snapshot: &Snapshot) -> String {
 
 fn alarm_text(alarm: &str) -> String {
     let help = if alarm.contains("NOSPACE") {
-        ": the database is full, and only reads and deletes are allowed until it is compacted."
+        ": the database is full, and only reads and deletes are allowed. The member makes room \
+         within minutes; if the alarm stays, remove what the cluster does not need, such as old \
+         objects of Kubernetes."
     } else if alarm.contains("CORRUPT") {
         ": members have different data, and every write is refused. `polisctl cluster status` \
          has the next step."
@@ -499,6 +501,14 @@ mod tests {
 
     use super::*;
     use crate::snapshot::Taken;
+
+    #[test]
+    fn an_alarm_has_its_next_step() {
+        let full = alarm_text("NOSPACE on 8e9e05c52164694d");
+        assert!(full.contains("if the alarm stays, remove what the cluster does not"), "{full}");
+        let corrupt = alarm_text("CORRUPT");
+        assert!(corrupt.contains("`polisctl cluster status` has the next step"), "{corrupt}");
+    }
 
     #[test]
     fn a_bucket_has_the_newest_snapshot_or_why_it_has_none() {

@@ -58,14 +58,30 @@ pub(crate) fn content(snapshot: &Snapshot, width: usize) -> Content {
 }
 
 pub(crate) fn answer(snapshot: &Snapshot) -> (Mark, String) {
-    let (mark, text) = reached(snapshot);
-    match snapshot.network.faults.len() as u64 {
-        0 => (mark, text),
-        faults => {
-            let text = format!("{text} The network has {}.", plural(faults, "fault"));
-            (mark.max(Mark::Attention), text)
+    let (mut mark, mut text) = reached(snapshot);
+    let Network { faults, interfaces, .. } = &snapshot.network;
+    let lost: Vec<_> = interfaces.iter().filter_map(|it| Some((it, missed_by(it)?))).collect();
+    let lost = match lost.as_slice() {
+        [] => None,
+        [(member, bond)] => {
+            Some(format!("{} of {} has no carrier.", name(&member.name), name(bond)))
         }
+        some => Some(format!("{} members of bonds have no carrier.", some.len())),
+    };
+    let faults = match faults.len() as u64 {
+        0 => None,
+        faults => Some(format!("The network has {}.", plural(faults, "fault"))),
+    };
+    for more in lost.into_iter().chain(faults) {
+        text = format!("{text} {more}");
+        mark = mark.max(Mark::Attention);
     }
+    (mark, text)
+}
+
+/// The bond that goes without this member, since it has no carrier.
+fn missed_by(interface: &Interface) -> Option<&str> {
+    interface.bond.as_deref().filter(|_| !interface.carrier)
 }
 
 /// The address by which others can reach this node, or why they cannot.
@@ -112,8 +128,13 @@ fn plain(address: &Address) -> &str {
 
 /// One interface: its kind, its addresses, and its traffic.
 fn block(interface: &Interface, width: usize) -> Vec<Line<'static>> {
+    let unused = "does not use it: check cable and switch";
+    let missed = missed_by(interface).map(|bond| format!("no carrier, {} {unused}", name(bond)));
     let (mark, state) = match (interface.carrier, interface.addresses.is_empty()) {
-        (false, _) => (Mark::Idle, "no carrier: check cable and switch"),
+        (false, _) => match &missed {
+            Some(state) => (Mark::Attention, state.as_str()),
+            None => (Mark::Idle, "no carrier: check cable and switch"),
+        },
         (true, true) if interface.silent => (Mark::Good, "up"),
         (true, true) if interface.asking => (Mark::Busy, "requesting an address (DHCP)"),
         (true, true) => (Mark::Attention, "has no address"),
@@ -235,16 +256,18 @@ mod tests {
             planned: Some(String::new()),
             ..link("bond0", "bond, active-backup", true)
         };
-        let members = [
-            link("eth0", "member of bond0, waits", false),
-            link("eth1", "member of bond0, active", true),
-        ];
+        let member = |name: &str, part: &str, carrier: bool| Interface {
+            bond: Some("bond0".to_owned()),
+            ..link(name, &format!("member of bond0, {part}"), carrier)
+        };
+        let members = [member("eth0", "no carrier", false), member("eth1", "active", true)];
         let mut snapshot = Snapshot::default();
         snapshot.network.interfaces = members.into_iter().chain([bond, vlan]).collect();
         let shown = text(&snapshot);
         for words in [
-            "member of bond0, waits",
-            "no carrier: check cable",
+            "▲ eth0  no carrier, bond0 does not use it: check cable and switch",
+            "member of bond0, no carrier",
+            "■ eth1  up",
             "planned   no address",
             "planned   DHCP, MTU 1400",
             "address   10.0.2.15/24 by DHCP",
@@ -254,6 +277,19 @@ mod tests {
             assert!(shown.contains(words), "{words}:\n{shown}");
         }
         assert!(!shown.contains("has no address\n"), "a member needs none:\n{shown}");
+        // The other pages have only this to show.
+        snapshot.network.interfaces[3].addresses[0].primary = true;
+        let lost = |snapshot: &Snapshot| {
+            let (mark, said) = answer(snapshot);
+            (mark, said.replace("This node has the address 10.0.2.15, on bond0.7.", "…"))
+        };
+        let said = "… eth0 of bond0 has no carrier.".to_owned();
+        assert_eq!(lost(&snapshot), (Mark::Attention, said));
+        snapshot.network.interfaces[1].carrier = false;
+        let said = "… 2 members of bonds have no carrier.".to_owned();
+        assert_eq!(lost(&snapshot), (Mark::Attention, said));
+        snapshot.network.interfaces.drain(..2);
+        assert_eq!(lost(&snapshot), (Mark::Good, "…".to_owned()));
     }
 
     #[test]

@@ -293,16 +293,11 @@ fn hidden<'a>(children: impl Iterator<Item = &'a Service>) -> Hidden {
 
 pub(crate) fn answer(snapshot: &Snapshot) -> (Mark, String) {
     let services = &snapshot.services;
-    let named = |state: &[ServiceState]| -> Vec<String> {
-        if !services.iter().any(|service| state.contains(&service.state)) {
-            return Vec::new();
-        }
-        let named = services.iter().zip(paths(services));
-        let named = named.filter(|(service, _)| state.contains(&service.state));
-        named.map(|(_, path)| below_root(path)).collect()
+    let names = |named: Vec<(String, &Service)>| -> Vec<String> {
+        named.into_iter().map(|(name, _)| name).collect()
     };
-    let down = named(&[ServiceState::Restarting, ServiceState::Dead]);
-    let starting = named(&[ServiceState::Starting]);
+    let down = names(down(services));
+    let starting = names(named(services, &[ServiceState::Starting]));
     let restarts = services.iter().fold(0u64, |sum, service| sum.saturating_add(service.restarts));
     let all = services.len() as u64;
     let so_far = if restarts == 0 {
@@ -321,6 +316,23 @@ pub(crate) fn answer(snapshot: &Snapshot) -> (Mark, String) {
             (Mark::Bad, format!("{} of {all} down: {}.{so_far}", names.len(), list(names)))
         }
     }
+}
+
+/// The services that died, each behind its dotted name without the root: those that wait to be
+/// started again, and those that stay dead. In the order of the tree.
+#[must_use]
+pub fn down(services: &[Service]) -> Vec<(String, &Service)> {
+    named(services, &[ServiceState::Restarting, ServiceState::Dead])
+}
+
+/// The services in one of these states, with their names.
+fn named<'a>(services: &'a [Service], states: &[ServiceState]) -> Vec<(String, &'a Service)> {
+    if !services.iter().any(|service| states.contains(&service.state)) {
+        return Vec::new();
+    }
+    let named = services.iter().zip(paths(services));
+    let named = named.filter(|(service, _)| states.contains(&service.state));
+    named.map(|(service, path)| (below_root(path), service)).collect()
 }
 
 /// A dotted name without the root that all of them have: of a `server`, whose it is.

@@ -59,6 +59,8 @@ pub struct Interface {
     pub sent: Vec<u64>,
     /// Its kind; empty for a card that is in no bond.
     pub kind: String,
+    /// The name of the bond that it is a member of.
+    pub bond: Option<String>,
     /// Bytes in a packet; zero: not known.
     pub mtu: u32,
     /// Its configuration, where it has one.

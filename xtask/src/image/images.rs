@@ -7,7 +7,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
-use polis_image::{Config, Kind, Manifest, Source, Variant, golang};
+use polis_image::{Config, Guard, Kind, Manifest, Source, Variant, golang};
 use semver::Version;
 
 use super::options::Packages;
@@ -34,7 +34,7 @@ pub(crate) fn built_next(variant: Variant) -> Result<Manifest> {
     let version = Version::parse(&config.version).context("the version of the sources")?;
     config.version = Version::new(version.major, version.minor + 1, 0).to_string();
     config.out = folder_next(variant);
-    build(&config, &[])
+    Ok(build(&config, &[])?.0)
 }
 
 /// The folder of [`built_next`].
@@ -53,7 +53,7 @@ pub(crate) fn built_quick_product() -> Result<Manifest> {
     prepare(&config)?;
     cargo_build(Kind::Product, &["init"])?;
     build_without_faults("node")?;
-    assembled(&config)
+    Ok(assembled(&config)?.0)
 }
 
 /// The folder of [`built_quick_product`].
@@ -65,9 +65,9 @@ pub(crate) fn folder_quick_product() -> PathBuf {
 /// later step waits for it.
 fn build_usual(config: &Config) -> Result<Manifest> {
     match config.kind {
-        Kind::Product | Kind::Measurement => build(config, &[]),
+        Kind::Product | Kind::Measurement => Ok(build(config, &[])?.0),
         Kind::Development => {
-            let manifest = build(config, &[POLISCTL])?;
+            let (manifest, _guard) = build(config, &[POLISCTL])?;
             POLISCTL_BUILT.store(true, Ordering::Relaxed);
             Ok(manifest)
         }
@@ -98,8 +98,9 @@ pub(super) fn prepare(config: &Config) -> Result<()> {
     Ok(())
 }
 
-/// The image, and beside it the programs that it does not contain.
-pub(super) fn build(config: &Config, beside: &[&str]) -> Result<Manifest> {
+/// The image, and beside it the programs that it does not contain. Its parts stay until the guard
+/// is dropped.
+pub(super) fn build(config: &Config, beside: &[&str]) -> Result<(Manifest, Guard)> {
     prepare(config)?;
     cargo_build(config.kind, &[&programs_of(config)[..], beside].concat())?;
     assembled(config)
@@ -113,11 +114,11 @@ pub(super) fn programs_of(config: &Config) -> Vec<&'static str> {
     }
 }
 
-/// The image, of programs that cargo has built.
-pub(super) fn assembled(config: &Config) -> Result<Manifest> {
-    let manifest = polis_image::build(config, &Terminal::default())?;
+/// The image, of programs that cargo has built. Its parts stay until the guard is dropped.
+pub(super) fn assembled(config: &Config) -> Result<(Manifest, Guard)> {
+    let built = polis_image::build(config, &Terminal::default())?;
     link_payload(&config.source.root()?)?;
-    Ok(manifest)
+    Ok(built)
 }
 
 pub(super) fn config(kind: Kind, variant: Variant, packages: &Packages) -> Config {

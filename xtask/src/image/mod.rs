@@ -104,7 +104,8 @@ fn build_and_report(arguments: &Build) -> Result<()> {
         let lock = config.source.update()?;
         println!("locked {} packages in {}", lock.packages.len(), config.source.lock.display());
     }
-    let manifest = match &arguments.parameters {
+    // Until the end: another build would replace the parts while they are read here.
+    let (manifest, _guard) = match &arguments.parameters {
         None => build(&config, &[])?,
         Some(path) => {
             // Parameters for an image are checked by the node's parser.

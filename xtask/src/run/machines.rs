@@ -16,6 +16,7 @@ use polis_qemu::{Bus, Config, Image};
 
 use super::options::{Accel, Args};
 use super::{kept, make_folder};
+use crate::progress::Terminal;
 use crate::{kubernetes, parameters};
 
 /// The same image, signed with keys that are made for it and kept nowhere: the machine's
@@ -27,7 +28,9 @@ pub(super) fn signed(image: Image, dir: &Path, keep: bool) -> Result<Image> {
         eprintln!("run: making keys, and signing the image");
         let folder = image.disk.parent().unwrap_or(Path::new("."));
         let signer = Some(Arc::new(Keys::generate()?.image_signer()?));
-        assemble(&Manifest::load(folder)?, &Options { signer, ..Options::new(&out) })?;
+        // Another build would replace the parts while they are read here.
+        let (manifest, _guard) = Manifest::held(folder, &Terminal::default())?;
+        assemble(&manifest, &Options { signer, ..Options::new(&out) })?;
     }
     Ok(Image { disk: out, ..image })
 }

@@ -502,6 +502,25 @@ mod tests {
         assert!(text.ends_with("the parts are lint, unit, tpm, image, etcd, e2e, kube"), "{text}");
     }
 
+    #[derive(Debug, clap::Parser)]
+    struct Cli {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    #[test]
+    fn a_time_that_no_run_takes_is_refused_with_what_is_allowed() {
+        let within = |minutes: &str| {
+            let parsed = <Cli as clap::Parser>::try_parse_from(["test", "--within", minutes]);
+            parsed.map(|cli| cli.args.within).map_err(|error| error.to_string())
+        };
+        assert_eq!(within("10000"), Ok(Some(10_000)));
+        for minutes in ["0", "10001", "18446744073709551615"] {
+            let error = within(minutes).unwrap_err();
+            assert!(error.contains("1..=10000"), "{error}");
+        }
+    }
+
     #[test]
     fn the_stories_of_kube_get_a_share_of_a_time_that_is_limited() {
         let (now, minutes) = (Instant::now(), |number: u64| Duration::from_secs(number * 60));

@@ -23,6 +23,7 @@ use tonic::{Code, Status};
 use tracing::warn;
 
 use super::error::{Error, Refused};
+use polis_base::cause;
 use polis_base::stage::{self, Stage};
 use polis_runtime::supervisor::Context;
 use polis_wire::identity::{self, NodeKey};
@@ -146,12 +147,15 @@ impl Remote {
         R: Future<Output = Result<tonic::Response<T>, Status>>,
     {
         let mut wait = RETRY_MIN;
+        let mut told = cause::Last::default();
         loop {
             let why = match self.ask(&mut call).await {
                 Ok(answer) => return Ok(answer),
                 Err(failure) => failure.outage(untrusted)?,
             };
-            warn!(why, "no curator answers; retrying");
+            if told.is_new(&why) {
+                warn!(why, "no curator answers; retrying");
+            }
             ctx.stage(Stage::Cluster, stage::State::Waiting(words(&why)));
             sleep(wait).await;
             wait = (wait * 2).min(RETRY_MAX);

@@ -325,6 +325,8 @@ pub fn configuration_message(
         snapshots: None,
         // A cluster begins without one.
         attestation: None,
+        // Controllers read the names of Kubernetes from etcd.
+        kubernetes: None,
     }
 }
 

@@ -31,6 +31,7 @@ use super::client::{self, Clients, call};
 use super::credentials::{authority, peer_certificate};
 use super::status::members_of;
 use super::{Invitation, Member, MemberId, Peer, Refusal, Status, Work, peers, quorum};
+use polis_base::cause;
 use polis_base::files::Sockets;
 use polis_base::sys::clock;
 use polis_runtime::event::{Closed, until};
@@ -351,6 +352,7 @@ impl Members {
     pub(super) async fn promote(mut self, ctx: Context) -> Result<(), Error> {
         let url = self.status.borrow().peer_url.clone();
         let mut since = None;
+        let mut failed = cause::Last::default();
         loop {
             let waiting = until(&mut self.status, "the etcd member", |status| {
                 let clients = status.voter()?.clone();
@@ -370,11 +372,17 @@ impl Members {
                 Change::Move(own) => (own.id, follow(&clients, own, &url).await),
             };
             match changed {
-                Ok(true) => self.wake.notify_one(),
-                Ok(false) => {}
+                Ok(changed) => {
+                    failed.clear();
+                    if changed {
+                        self.wake.notify_one();
+                    }
+                }
                 Err(error) => {
-                    let error = &error as &dyn std::error::Error;
-                    warn!(error, "cannot change a member yet");
+                    let error = cause::line(&error);
+                    if failed.is_new(&error) {
+                        warn!(error, "cannot change a member yet");
+                    }
                 }
             }
             let begun = match since {
@@ -464,16 +472,16 @@ pub(super) async fn hand_over(status: &Status, clients: &Clients, sockets: &Sock
     };
     let Some(next) = status.members.iter().find(fits) else { return false };
     let mut etcd = clients.raw().maintenance_client();
-    match tokio::time::timeout(HAND_OVER_MAX, etcd.move_leader(next.id.0)).await {
+    let error = match tokio::time::timeout(HAND_OVER_MAX, etcd.move_leader(next.id.0)).await {
         Ok(Ok(_moved)) => {
             info!(leader = next.name, "this member hands its leadership over");
-            true
+            return true;
         }
-        failed => {
-            warn!(?failed, "this member cannot hand its leadership over");
-            false
-        }
-    }
+        Ok(Err(error)) => cause::line(&error),
+        Err(elapsed) => cause::line(&elapsed),
+    };
+    warn!(error, "this member cannot hand its leadership over");
+    false
 }
 
 /// Every member, by the current view of a majority. The client asks a member for its own list,

@@ -19,6 +19,7 @@ use tracing::{info, warn};
 use super::client::{Change, Client, Kv, User};
 use super::credentials::{authority, peer_certificate, trusted_pem};
 use super::{Error, Peer, Status};
+use polis_base::cause;
 use polis_base::files::Etcd;
 use polis_base::sys::clock;
 use polis_runtime::event::until;
@@ -117,15 +118,21 @@ impl Watchers {
         let key = namespace.rotated_key(&authority());
         let rotated = watch::Sender::new(None);
         let mut news = rotated.subscribe();
+        let mut failed = cause::Last::default();
         let maintain = async {
             loop {
                 news.mark_unchanged();
                 // Boxed: a certificate in the making is large, and rare.
                 let wait = match Box::pin(self.renew(&namespace)).await {
-                    Ok(()) => POLL_INTERVAL,
+                    Ok(()) => {
+                        failed.clear();
+                        POLL_INTERVAL
+                    }
                     Err(Error::Pki(error)) if error.retriable() => {
-                        let error = &error as &dyn std::error::Error;
-                        warn!(error, "cannot maintain the member's certificate, retrying");
+                        let error = cause::line(&error);
+                        if failed.is_new(&error) {
+                            warn!(error, "cannot maintain the member's certificate, retrying");
+                        }
                         RETRY
                     }
                     Err(error) => return Err(error),

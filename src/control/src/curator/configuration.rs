@@ -76,6 +76,7 @@ impl<S: pki::Store + Clone> Store<S> {
                     // One that names nothing takes the former one away.
                     Some(policy) => Some(policy.clone()).filter(|it| *it != Default::default()),
                 },
+                kubernetes: desired.kubernetes.clone().or_else(|| old.kubernetes.clone()),
                 firewall: old.firewall.clone(),
                 firewall_trial: match &checked.firewall {
                     None => old.firewall_trial.clone(),

@@ -20,6 +20,7 @@ use super::health::Heartbeats;
 use crate::consensus::{self, MemberId};
 use polis_machine::parameters;
 use polis_wire::identity::{InvalidNodeName, NodeId, NodeName};
+use polis_wire::node_labels;
 
 /// The public view of a node.
 pub(super) fn info(id: NodeId, known: &Known, heartbeats: &Heartbeats) -> v1::NodeInfo {
@@ -131,6 +132,18 @@ pub(super) fn labels(
 ) -> Result<BTreeMap<String, String>, Error> {
     let checked = parameters::labels(labels, field, number);
     checked.map_err(|error| Error::Field(error.to_string()))
+}
+
+/// Labels that an operator sets. Those that Kubernetes or Polis sets itself are refused.
+pub(super) fn set_labels(
+    labels: BTreeMap<String, String>,
+    field: &str,
+    number: u16,
+) -> Result<BTreeMap<String, String>, Error> {
+    let labels = self::labels(labels, field, number)?;
+    let checked = node_labels::check(labels.keys());
+    checked.map_err(|reserved| Error::Field(format!("{field} names {reserved}")))?;
+    Ok(labels)
 }
 
 /// The name of a node, or nothing if the field is empty.

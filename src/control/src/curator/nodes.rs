@@ -147,21 +147,27 @@ impl<S: pki::Store + Clone> Store<S> {
         spoken: Option<&Spoken>,
         seen: Option<&v1::TpmAttestation>,
     ) -> Result<v1::Node, Error> {
+        let mut compared = None;
         if let Some(spoken) = spoken {
             let node = self.read::<v1::Node>(&node_key(id)).await?.ok_or(Refusal::Unknown)?;
-            let key = identity(id, &node)?.public_key;
-            let fingerprint = Fingerprint::of_registration(&key, &node.nonce)
-                .ok_or_else(|| store::Error::Damaged { key: node_key(id) })?;
+            let fingerprint = registered(id, &node)?;
             let spoken = spoken.clone();
             // Fingerprint words cost some tens of milliseconds of a processor.
-            let compared = tokio::task::spawn_blocking(move || fingerprint.is(&spoken)).await;
-            if !compared.unwrap_or(false) {
+            let same = tokio::task::spawn_blocking(move || fingerprint.is(&spoken)).await;
+            if !same.unwrap_or(false) {
                 return Err(Error::Fingerprint { node: id.to_string() });
             }
+            compared = Some(fingerprint);
         }
         let policy = self.configuration().await?.attestation;
         let key = node_key(id);
         let node = self.update(&key, |old: Option<v1::Node>| {
+            // The record may have been deleted since, and be that of another registration.
+            if let (Some(compared), Some(old)) = (compared, &old)
+                && registered(id, old)? != compared
+            {
+                return Err(Error::Fingerprint { node: id.to_string() });
+            }
             // One that is in may run a system of a later update.
             if let Some(old) = old.as_ref().filter(|old| old.state() == v1::NodeState::New) {
                 let newest = old.attestation.as_ref();
@@ -424,6 +430,13 @@ pub(super) fn identity(id: NodeId, node: &v1::Node) -> Result<Identity, Error> {
     let key = <[u8; 32]>::try_from(node.public_key.as_slice()).ok().map(Identity::new);
     let identity = key.filter(|identity| identity.id == id);
     Ok(identity.ok_or_else(|| store::Error::Damaged { key: node_key(id) })?)
+}
+
+/// The fingerprint of a registration, as the machine shows it.
+fn registered(id: NodeId, node: &v1::Node) -> Result<Fingerprint, Error> {
+    let key = identity(id, node)?.public_key;
+    let fingerprint = Fingerprint::of_registration(&key, &node.nonce);
+    Ok(fingerprint.ok_or_else(|| store::Error::Damaged { key: node_key(id) })?)
 }
 
 /// A nonce for a registration.

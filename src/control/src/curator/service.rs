@@ -8,6 +8,7 @@
 //!      +--> access      the access list, for every server of this node
 //!      +--> status      the status for the node and `grpc.health`
 //!      +--> departures  nodes that are taken out
+//!      +--> changes     the calls that change something
 //!      +--> pruning     the lists of issued certificates
 //!      +--> updating    the journal of an update of the cluster
 //!      +--> rotating    a rotation of the authorities
@@ -40,8 +41,8 @@ use super::leader::{self, Leadership};
 use super::proof;
 use super::refused::Refusals;
 use super::serve::{
-    Attempts, AuditService, Departures, DeparturesService, Handlers, Naming, Parts, Pruning,
-    Rotating, Updating,
+    Attempts, AuditService, Changes, ChangesService, Departures, DeparturesService, Handlers,
+    Naming, Parts, Pruning, Rotating, Updating,
 };
 use super::skew;
 use super::store::Store;
@@ -192,6 +193,7 @@ impl Service {
         let heartbeats = Heartbeats::default();
         let (reporter, health) = tonic_health::server::health_reporter();
         let (departures, queue) = Departures::channel();
+        let (changes, changing) = Changes::channel();
         let (attempts, attempted, refused) = Attempts::channel();
         let handlers = Handlers::new(Parts {
             node: identity.id,
@@ -212,6 +214,7 @@ impl Service {
             restart: watch::Sender::default(),
             changing: Mutex::default(),
             departures,
+            changes,
             snapshots: Arc::new(Semaphore::new(1)),
             audit: Audit::default(),
             attempts,
@@ -225,6 +228,7 @@ impl Service {
                 limits: self.config.limits.clone(),
             },
             credentials: own.subscribe(),
+            named: None,
             access_list: self.access_list.subscribe(),
             table: Arc::clone(&self.table),
             metrics: Arc::clone(&self.metrics),
@@ -262,6 +266,7 @@ impl Service {
             updating: Updating { handlers: handlers.clone() },
             rotating: Rotating { handlers: handlers.clone() },
             audit: AuditService { handlers: handlers.clone(), queue: attempted },
+            changes: ChangesService { queue: changing },
             departures: DeparturesService {
                 handlers,
                 queue,
@@ -309,6 +314,7 @@ struct Services {
     updating: Updating,
     rotating: Rotating,
     audit: AuditService,
+    changes: ChangesService,
     proof: proof::Service,
     server: rpc::Server,
     skew: skew::Service,
@@ -329,6 +335,7 @@ impl Services {
             updating,
             rotating,
             audit,
+            changes,
             proof,
             server,
             skew,
@@ -346,6 +353,7 @@ impl Services {
         ctx.spawn("updating", forever, move |ctx| updating.clone().run(ctx));
         ctx.spawn("rotating", forever, move |ctx| rotating.clone().run(ctx));
         ctx.spawn("audit", forever, move |ctx| audit.clone().run(ctx));
+        ctx.spawn("changes", forever, move |ctx| changes.clone().run(ctx));
         ctx.spawn("proof", forever, move |ctx| proof.clone().run(ctx));
         ctx.spawn("server", forever, move |ctx| server.clone().run(ctx));
         ctx.spawn("skew", forever, move |ctx| skew.clone().run(ctx));

@@ -268,7 +268,8 @@ impl<S: pki::Store + Clone> Store<S> {
         Ok(())
     }
 
-    /// Removes ended certificates from the list of what the cluster issued. Returns how many.
+    /// Removes ended certificates from the list of what the cluster issued, and from its CRL.
+    /// Returns how many left the list.
     ///
     /// # Errors
     ///

@@ -20,7 +20,8 @@
 //!
 //! Invariants:
 //! - IPv4 comes first: while a link has a lease, or the parameters give an address, this chooses
-//!   none, and a lease that comes later takes its place.
+//!   none, and a lease that comes later takes its place. Without a configuration, the lease of a
+//!   dark link (`holding`) does not count.
 //! - With the same links, routers and prefixes, the same address is chosen, whatever the order
 //!   of the advertisements within the wait.
 //!

@@ -4,8 +4,10 @@
 //! answered --> [Held] --renewed--> [Held]
 //!                |--expired-------------------------------------> given up
 //!                |--link gone-----------------------------------> given up
-//!                +--no carrier for CARRIER_GRACE, a spare has it-> given up
+//!                +--dark, and another link has been chosen------> given up
 //! ```
+//!
+//! A link is dark when its cable has been unplugged for [`CARRIER_GRACE`].
 //!
 //! Invariants:
 //! - A lease is not held past its end, even if the DHCP client does nothing, and says at each
@@ -13,7 +15,7 @@
 //!
 //! What this module does not do: look at the clock. The caller passes the time.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -30,15 +32,6 @@ pub(super) const CARRIER_GRACE: Duration = Duration::from_secs(10);
 /// The value of DHCP for a lease without end.
 const INFINITE: Duration = Duration::from_secs(u32::MAX as u64);
 
-/// Which link takes the place of one without a cable.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Spare {
-    /// Any other, also one with a lease: the node chooses one of them.
-    Any,
-    /// One without a lease: each has an address of its own.
-    Free,
-}
-
 /// Every lease that is held, by the index of its link.
 #[derive(Debug, Default)]
 pub(super) struct Holding {
@@ -54,6 +47,7 @@ struct Held {
     ends: Option<Instant>,
     /// The lease as it is published.
     leased: Leased,
+    /// Since when its cable is unplugged.
     dark_since: Option<Instant>,
 }
 
@@ -61,6 +55,15 @@ impl Holding {
     /// The leases, as the plan wants them.
     pub(super) fn leases(&self) -> BTreeMap<u32, &Lease> {
         self.held.iter().map(|(link, held)| (*link, &held.lease)).collect()
+    }
+
+    /// The links with a lease that were dark at the last review.
+    pub(super) fn dark(&self) -> BTreeSet<u32> {
+        let dark = self.held.iter().filter(|(_link, held)| {
+            let dark_from = held.dark_since.map(|since| since + CARRIER_GRACE);
+            dark_from.is_some_and(|from| self.reviewed.is_some_and(|reviewed| reviewed >= from))
+        });
+        dark.map(|(link, _held)| *link).collect()
     }
 
     /// A server answered, now.
@@ -94,40 +97,36 @@ impl Holding {
         self.held.retain(|index, _held| candidates.contains(index));
     }
 
-    /// Gives up what cannot be held any longer; returns it with the reason.
-    /// `candidates` are the links that may ask for a lease.
-    pub(super) fn review(
-        &mut self,
-        observed: &Observed,
-        candidates: &[u32],
-        spare: Spare,
-        now: Instant,
-    ) -> Vec<(u32, &'static str)> {
-        self.reviewed = Some(now);
-        let carrier = |link: u32| observed.links.get(&link).is_some_and(|link| link.carrier);
-        let mut spares = candidates.to_vec();
-        spares.retain(|link| carrier(*link));
-        if spare == Spare::Free {
-            spares.retain(|link| !self.held.contains_key(link));
+    /// Gives up the leases of dark links, since `chosen` gives the node its address; returns them
+    /// with the reason. While `chosen` is dark itself, every lease stays.
+    pub(super) fn give_way(&mut self, chosen: u32) -> Vec<(u32, &'static str)> {
+        let mut dark = self.dark();
+        if dark.contains(&chosen) {
+            return Vec::new();
         }
-        let has_spare = |of: u32| spares.iter().any(|link| *link != of);
+        dark.retain(|link| self.held.remove(link).is_some());
+        let reason = "its cable is unplugged, and another interface has a lease";
+        dark.into_iter().map(|link| (link, reason)).collect()
+    }
+
+    /// Gives up what cannot be held any longer; returns it with the reason.
+    pub(super) fn review(&mut self, observed: &Observed, now: Instant) -> Vec<(u32, &'static str)> {
+        self.reviewed = Some(now);
         let mut given_up = Vec::new();
         self.held.retain(|index, held| {
             if let Some(ends) = held.ends {
                 held.lease.lifetime = ends.saturating_duration_since(now);
             }
-            if carrier(*index) {
+            let link = observed.links.get(index);
+            if link.is_some_and(|link| link.carrier) {
                 held.dark_since = None;
             } else {
                 held.dark_since.get_or_insert(now);
             }
-            let dark = held.dark_since.is_some_and(|since| now >= since + CARRIER_GRACE);
-            let reason = if !observed.links.contains_key(index) {
+            let reason = if link.is_none() {
                 "the interface is gone"
             } else if held.ends.is_some_and(|ends| now >= ends) {
                 "the lease ended"
-            } else if dark && has_spare(*index) {
-                "its cable is unplugged, and another interface has one"
             } else {
                 return true;
             };
@@ -137,7 +136,7 @@ impl Holding {
         given_up
     }
 
-    /// When [`Holding::review`] may decide otherwise than the last time; it may be past by now.
+    /// When [`Holding::review`] may find otherwise than the last time; it may be past by now.
     /// `None`: not by itself.
     pub(super) fn deadline(&self) -> Option<Instant> {
         let ends = self.held.values().filter_map(|held| held.ends);
@@ -173,9 +172,9 @@ mod tests {
         holding.answered(2, lease(60), now);
         assert_eq!(holding.deadline(), Some(now + Duration::from_secs(60)));
         let almost = now + Duration::from_secs(59);
-        assert!(holding.review(&observed(), &[2, 3], Spare::Any, almost).is_empty());
+        assert!(holding.review(&observed(), almost).is_empty());
         let end = now + Duration::from_secs(60);
-        assert_eq!(holding.review(&observed(), &[2, 3], Spare::Any, end), [(2, "the lease ended")]);
+        assert_eq!(holding.review(&observed(), end), [(2, "the lease ended")]);
         assert_eq!(holding.deadline(), None);
     }
 
@@ -185,13 +184,13 @@ mod tests {
         let mut holding = Holding::default();
         holding.answered(2, lease(60), now);
         let pulled = unplug(unplug(observed(), 2), 3);
-        holding.review(&pulled, &[2, 3], Spare::Any, now);
+        holding.review(&pulled, now);
         // The look that this review was part of takes until after this.
         assert_eq!(holding.deadline(), Some(now + CARRIER_GRACE));
         // Without a spare nothing follows from it: it must not be due for ever.
-        holding.review(&pulled, &[2, 3], Spare::Any, now + CARRIER_GRACE);
+        holding.review(&pulled, now + CARRIER_GRACE);
         assert_eq!(holding.deadline(), Some(now + Duration::from_secs(60)));
-        let given_up = holding.review(&pulled, &[], Spare::Any, now + Duration::from_secs(61));
+        let given_up = holding.review(&pulled, now + Duration::from_secs(61));
         assert_eq!((given_up.len(), holding.deadline()), (1, None));
     }
 
@@ -201,9 +200,7 @@ mod tests {
         let mut holding = Holding::default();
         holding.answered(2, lease(60), now);
         holding.answered(2, lease(60), now + Duration::from_secs(30));
-        assert!(
-            holding.review(&observed(), &[2], Spare::Any, now + Duration::from_secs(60)).is_empty()
-        );
+        assert!(holding.review(&observed(), now + Duration::from_secs(60)).is_empty());
     }
 
     #[test]
@@ -212,7 +209,7 @@ mod tests {
         let mut holding = Holding::default();
         holding.answered(2, lease(60), now);
         holding.answered(3, lease(u32::MAX.into()), now);
-        holding.review(&observed(), &[2, 3], Spare::Any, now + Duration::from_secs(20));
+        holding.review(&observed(), now + Duration::from_secs(20));
         let left = holding.leases().values().map(|lease| lease.lifetime).collect::<Vec<_>>();
         assert_eq!(left, [Duration::from_secs(40), INFINITE]);
     }
@@ -226,40 +223,48 @@ mod tests {
     }
 
     #[test]
-    fn a_pulled_cable_gives_way_to_a_spare_after_a_while() {
+    fn a_pulled_cable_gives_way_after_a_while_to_the_link_that_is_chosen() {
         let now = Instant::now();
         let mut holding = Holding::default();
         holding.answered(2, lease(3600), now);
+        holding.answered(3, lease(3600), now);
         let pulled = unplug(observed(), 2);
-        assert!(holding.review(&pulled, &[2, 3], Spare::Any, now).is_empty());
+        assert!(holding.review(&pulled, now).is_empty());
         assert_eq!(holding.deadline(), Some(now + CARRIER_GRACE));
+        assert!(holding.dark().is_empty());
+        assert!(holding.give_way(3).is_empty(), "it may be an accident");
         let later = now + CARRIER_GRACE;
-        assert_eq!(holding.review(&pulled, &[2, 3], Spare::Any, later).len(), 1);
+        assert!(holding.review(&pulled, later).is_empty());
+        assert_eq!(holding.dark(), BTreeSet::from([2]));
+        let given_up = holding.give_way(3);
+        assert!(matches!(given_up.as_slice(), [(2, _)]), "{given_up:?}");
+        assert_eq!(holding.leases().into_keys().collect::<Vec<_>>(), [3]);
     }
 
     #[test]
-    fn a_pulled_cable_gives_way_to_a_link_with_a_lease_only_where_the_node_chooses() {
-        for (spare, given_up) in [(Spare::Any, 1), (Spare::Free, 0)] {
-            let now = Instant::now();
-            let mut holding = Holding::default();
-            holding.answered(2, lease(3600), now);
-            holding.answered(3, lease(3600), now);
-            let pulled = unplug(observed(), 2);
-            assert!(holding.review(&pulled, &[2, 3], spare, now).is_empty());
-            let gone = holding.review(&pulled, &[2, 3], spare, now + CARRIER_GRACE);
-            assert_eq!(gone.len(), given_up, "{spare:?}");
-            assert!(gone.iter().all(|(link, _)| *link == 2), "{gone:?}");
-        }
-    }
-
-    #[test]
-    fn a_pulled_cable_keeps_its_lease_while_there_is_no_spare() {
+    fn a_pulled_cable_keeps_its_lease_while_no_other_link_is_chosen() {
         let now = Instant::now();
         let mut holding = Holding::default();
         holding.answered(2, lease(3600), now);
+        holding.answered(3, lease(3600), now);
         let pulled = unplug(unplug(observed(), 2), 3);
-        assert!(holding.review(&pulled, &[2, 3], Spare::Any, now).is_empty());
-        assert!(holding.review(&pulled, &[2, 3], Spare::Any, now + CARRIER_GRACE).is_empty());
+        assert!(holding.review(&pulled, now).is_empty());
+        assert!(holding.review(&pulled, now + CARRIER_GRACE).is_empty());
+        assert!(holding.give_way(2).is_empty());
+        assert_eq!(holding.leases().len(), 2);
+    }
+
+    #[test]
+    fn a_cable_that_is_plugged_in_again_is_not_dark() {
+        let now = Instant::now();
+        let mut holding = Holding::default();
+        holding.answered(2, lease(3600), now);
+        holding.review(&unplug(observed(), 2), now);
+        holding.review(&unplug(observed(), 2), now + CARRIER_GRACE);
+        assert_eq!(holding.dark(), BTreeSet::from([2]));
+        holding.review(&observed(), now + CARRIER_GRACE + Duration::from_secs(1));
+        assert!(holding.dark().is_empty());
+        assert!(holding.give_way(3).is_empty());
     }
 
     #[test]
@@ -267,9 +272,6 @@ mod tests {
         let now = Instant::now();
         let mut holding = Holding::default();
         holding.answered(9, lease(3600), now);
-        assert_eq!(
-            holding.review(&observed(), &[2, 3], Spare::Any, now),
-            [(9, "the interface is gone")]
-        );
+        assert_eq!(holding.review(&observed(), now), [(9, "the interface is gone")]);
     }
 }

@@ -36,6 +36,7 @@ pub mod names;
 mod observe;
 mod plan;
 mod primary;
+mod probe;
 mod rdnss;
 mod service;
 #[cfg(test)]

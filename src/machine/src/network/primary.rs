@@ -1,9 +1,10 @@
 //! The link that gives an unconfigured node its address: a rule, and no race of DHCP servers.
 //!
-//! All links ask. Of those that got a lease the best counts: a card of the machine before one
-//! behind USB (a management controller's is one), a lease with a way out before one without,
-//! then the place of the card on its bus, which is the same at each boot. A link that would come
-//! first has some seconds to get a lease before another counts.
+//! All links ask. Of those that got a lease the best counts: one with a cable before one that is
+//! dark (`holding`), a card of the machine before one behind USB (a management controller's is
+//! one), a lease with a way out before one without, then the place of the card on its bus, which is
+//! the same at each boot. A link that would come first has some seconds to get a lease before
+//! another counts.
 //!
 //! ```text
 //!             a lease, and none that would come first is still expected
@@ -14,7 +15,8 @@
 //! ```
 //!
 //! A chosen link stays while it has a lease: a better place alone changes no address of a
-//! running node. While its lease is not of the best kind, the others go on asking.
+//! running node. While its lease is not of the best kind, and so while it is dark, the others go on
+//! asking: a dark link keeps the node's address until another has a lease.
 //!
 //! Invariants:
 //! - With the same links, servers and answers within [`SETTLE`] of the first, the same link is
@@ -23,7 +25,7 @@
 //!
 //! What this module does not do: hold leases (`holding`), or ask (`service`).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -43,6 +45,7 @@ const SETTLE_LONG: Duration = Duration::from_secs(60);
 /// How good a lease is; the least is the best.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Class {
+    dark: bool,
     usb: bool,
     no_way_out: bool,
 }
@@ -63,31 +66,30 @@ pub(super) struct Primary {
 }
 
 impl Primary {
-    /// Looks at the links that may ask and at the leases that are held; returns the link that
-    /// was chosen just now, in place of another or of none.
+    /// Looks at the links that may ask, at the leases that are held and at those of them that are
+    /// dark; returns the link that was chosen just now, in place of another or of none.
     pub(super) fn review(
         &mut self,
         observed: &Observed,
         candidates: &[u32],
         leases: &BTreeMap<u32, &Lease>,
+        dark: &BTreeSet<u32>,
         now: Instant,
     ) -> Option<u32> {
         self.asking.retain(|link, _since| candidates.contains(link));
         for link in candidates {
             self.asking.entry(*link).or_insert(now);
         }
-        // Its lease may have become another.
-        self.chosen = self.chosen.and_then(|(index, _class)| {
+        let offer = |index: u32| {
             let (link, lease) = (observed.links.get(&index)?, leases.get(&index)?);
-            Some((index, rank(index, link, lease.gateway().is_none()).0))
-        });
+            let (class, place, index) = rank(index, link, lease.gateway().is_none());
+            Some((Class { dark: dark.contains(&index), ..class }, place, index))
+        };
+        // Its lease may have become another.
+        self.chosen = self.chosen.and_then(|(index, _class)| Some((index, offer(index)?.0)));
         self.settled = None;
 
-        let offers = candidates.iter().filter_map(|index| {
-            let (link, lease) = (observed.links.get(index)?, leases.get(index)?);
-            Some(rank(*index, link, lease.gateway().is_none()))
-        });
-        let offers: Vec<_> = offers.collect();
+        let offers: Vec<_> = candidates.iter().filter_map(|index| offer(*index)).collect();
         let best = offers.iter().min().copied();
         let better = |class: Class| self.chosen.is_none_or(|(_link, chosen)| class < chosen);
         let Some(mut best) = best.filter(|(class, _, _)| better(*class)) else {
@@ -141,7 +143,8 @@ impl Primary {
 
     /// Whether no other link needs to ask: the lease is of the best kind.
     pub(super) fn is_final(&self) -> bool {
-        self.chosen.is_some_and(|(_link, class)| class == Class { usb: false, no_way_out: false })
+        let best = Class { dark: false, usb: false, no_way_out: false };
+        self.chosen.is_some_and(|(_link, class)| class == best)
     }
 
     /// When [`Primary::review`] decides otherwise by itself.
@@ -150,8 +153,9 @@ impl Primary {
     }
 }
 
+/// The rank of a link that is not dark.
 fn rank(index: u32, link: &Link, no_way_out: bool) -> Rank<'_> {
-    (Class { usb: link.usb, no_way_out }, &link.place, index)
+    (Class { dark: false, usb: link.usb, no_way_out }, &link.place, index)
 }
 
 /// Whether the link has an address of a former run.
@@ -206,20 +210,22 @@ mod tests {
         primary: Primary,
         observed: Observed,
         candidates: Vec<u32>,
+        dark: BTreeSet<u32>,
         start: Instant,
     }
 
     impl Story {
         fn new(candidates: &[u32]) -> Self {
             let (primary, start) = (Primary::default(), Instant::now());
-            Self { primary, observed: observed(), candidates: candidates.to_vec(), start }
+            let (observed, candidates) = (observed(), candidates.to_vec());
+            Self { primary, observed, candidates, dark: BTreeSet::new(), start }
         }
 
         fn at(&mut self, seconds: u64, leases: &[(u32, bool)]) -> Option<u32> {
             let leases: Vec<_> = leases.iter().map(|(link, out)| (*link, lease(*out))).collect();
             let leases = leases.iter().map(|(link, lease)| (*link, lease)).collect();
             let now = self.start + Duration::from_secs(seconds);
-            self.primary.review(&self.observed, &self.candidates, &leases, now);
+            self.primary.review(&self.observed, &self.candidates, &leases, &self.dark, now);
             self.primary.link()
         }
     }
@@ -322,6 +328,41 @@ mod tests {
         assert_eq!(gone.at(0, &[(2, true)]), None);
         assert_eq!(gone.at(59, &[(2, true)]), None);
         assert_eq!(gone.at(60, &[(2, true)]), Some(2));
+    }
+
+    #[test]
+    fn a_dark_card_keeps_the_address_until_another_card_has_a_lease() {
+        let mut story = Story::new(&[2, 3]);
+        assert_eq!(story.at(0, &[(2, true)]), Some(2));
+        story.observed.addresses.insert((2, "10.0.2.15/24".parse().unwrap()));
+        story.dark.insert(2);
+        assert_eq!(story.at(100, &[(2, true)]), Some(2), "the other has no lease");
+        assert!(!story.primary.is_final(), "the other has to ask");
+        assert_eq!(story.at(101, &[(2, true), (3, true)]), Some(3));
+        assert!(story.primary.is_final());
+        story.dark.clear();
+        assert_eq!(story.at(102, &[(2, true), (3, true)]), Some(3), "it runs");
+
+        let mut back = Story::new(&[2, 3]);
+        assert_eq!(back.at(0, &[(2, true)]), Some(2));
+        back.dark.insert(2);
+        assert_eq!(back.at(100, &[(2, true)]), Some(2));
+        back.dark.clear();
+        assert_eq!(back.at(101, &[(2, true), (3, true)]), Some(2));
+        assert!(back.primary.is_final());
+    }
+
+    #[test]
+    fn a_dark_card_keeps_the_address_while_a_better_card_than_the_next_one_may_answer() {
+        let mut story = Story::new(&[2, 3, 4]);
+        assert_eq!(story.at(0, &[(2, true)]), Some(2));
+        story.dark.insert(2);
+        // The card 3 asks, too, and comes before one behind USB.
+        assert_eq!(story.at(100, &[(2, true), (4, true)]), Some(2));
+        let until = story.start + Duration::from_secs(100) + SETTLE_LONG;
+        assert_eq!(story.primary.deadline(), Some(until));
+        assert_eq!(story.at(160, &[(2, true), (4, true)]), Some(4));
+        assert!(!story.primary.is_final());
     }
 
     #[test]

@@ -15,7 +15,9 @@ use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::Path;
 
-use polis_bundle::{Bundle, EtcdTarget, Manifest, Part, SECURITY_LEVEL, Target};
+use polis_bundle::{
+    Bundle, EtcdTarget, KubernetesProgram, KubernetesTarget, Manifest, Part, SECURITY_LEVEL, Target,
+};
 use semver::Version;
 use sha2::{Digest as _, Sha256};
 use tokio::sync::watch;
@@ -73,7 +75,7 @@ impl Turn {
         let unfinished = self.left.system.as_ref();
         let (bundle, mut written) = receive::open(unfinished, at, bundle, &self.key)?;
         let (head, manifest) = (bundle.head().to_vec(), bundle.manifest().clone());
-        manifest.suits(&place.target(config, etcd)?)?;
+        manifest.suits(&place.target(config, etcd, self.api_server())?)?;
         self.left.system = None;
         let version = &manifest.version;
         let event = |step: Step, result: &str| step.line(version, place.slot.name, result);
@@ -120,6 +122,14 @@ impl Turn {
         Ok(Installed { version: manifest.version, slot: place.slot.name })
     }
 
+    /// The API server that the roles of this node ask for. Other programs of Kubernetes depend on
+    /// those of other nodes, which the leader knows.
+    fn api_server(&self) -> Option<KubernetesTarget> {
+        let runs = self.door.config.kubernetes.clone()?;
+        let program = KubernetesProgram::ApiServer;
+        self.door.workload.borrow().api_server.then_some(KubernetesTarget { runs, program })
+    }
+
     /// Notes which workloads the trial of `version` must find ready.
     fn note_workload(&self, version: &Version) {
         let workload = self.door.workload.borrow().clone();
@@ -145,7 +155,12 @@ struct Place<'a> {
 
 impl Place<'_> {
     /// The machine and system that a bundle has to suit.
-    fn target(&self, config: &Config, etcd: EtcdTarget) -> Result<Target, Error> {
+    fn target(
+        &self,
+        config: &Config,
+        etcd: EtcdTarget,
+        kubernetes: Option<KubernetesTarget>,
+    ) -> Result<Target, Error> {
         let version = Version::parse(&config.version)
             .map_err(|_not_a_version| Error::Version(config.version.clone()))?;
         Ok(Target {
@@ -154,6 +169,7 @@ impl Place<'_> {
             architecture: std::env::consts::ARCH.to_owned(),
             variant: config.variant.clone(),
             etcd,
+            kubernetes,
             slot: self.slot.size,
             esp: self.room()?,
         })

@@ -29,6 +29,7 @@ pub(crate) fn bundle(version: &str, key: &SigningKey) -> Vec<u8> {
         image: "0123456789abcdef".to_owned(),
         from: Version::new(0, 1, 0),
         etcd: Version::new(3, 5, 16),
+        kubernetes: Some(Version::new(1, 38, 0)),
         kernel: Part::of(KERNEL).unwrap(),
         system: Part::of(SYSTEM).unwrap(),
     };
@@ -74,6 +75,7 @@ impl Machine {
             slot: "A".to_owned(),
             version: "1.0.0".to_owned(),
             variant: "base".to_owned(),
+            kubernetes: None,
             release_key: Some(key().verifying_key()),
             kernels,
             efivars,
@@ -217,11 +219,21 @@ fn a_bundle_that_is_refused_by_its_manifest_changes_nothing() {
     let (newer, progress) = (bundle("1.1.0", &key()), watch::Sender::default());
     let one_way = machine.enter().install(&*newer, 0, etcd, &progress).unwrap_err();
     assert_eq!(one_way.word(), "update-one-way");
+    let allowed = EtcdTarget { one_way: true, ..etcd };
+    // An API server would skip a minor version of Kubernetes. kubelet alone may.
+    let config = Config { kubernetes: Some(Version::new(1, 36, 2)), ..machine.config.clone() };
+    let [with, without] = [true, false].map(|api_server| {
+        let workload = workload::Workload { api_server, ..machine.door.workload.borrow().clone() };
+        let workload = watch::Sender::new(workload).subscribe();
+        let door = Door::new(config.clone(), workload, machine.status.clone());
+        door.enter(machine.lines.clone()).unwrap()
+    });
+    let skips = with.install(&*newer, 0, allowed, &progress).unwrap_err();
+    assert!(matches!(skips, Error::Refused(Refusal::Kubernetes(_))), "{skips}");
     assert_eq!(machine.kernels(), before);
     assert_eq!(fs::read(machine.device("disk3")).unwrap(), b"other");
     assert!(machine.is_as_it_was() && machine.said().is_empty());
-    let allowed = EtcdTarget { one_way: true, ..etcd };
-    machine.enter().install(&*newer, 0, allowed, &progress).unwrap();
+    without.install(&*newer, 0, allowed, &progress).unwrap();
 }
 
 #[test]

@@ -64,6 +64,8 @@ const RELEASE_KEY: &str = "polis.release-key";
 /// The line of `os-release` with the variant; a base image has none.
 const VARIANT: &str = "POLIS_VARIANT=";
 const BASE: &str = "base";
+/// The line of `os-release` with the version of Kubernetes; a base image has none.
+const KUBERNETES: &str = "POLIS_KUBERNETES=";
 
 /// The machine, as far as an update concerns it. Fixed for the life of the process.
 #[derive(Clone, Debug)]
@@ -76,6 +78,8 @@ pub struct Config {
     pub version: String,
     /// Which programs its image has.
     pub variant: String,
+    /// The version of Kubernetes in its image; `None` in an image without workloads.
+    pub kubernetes: Option<Version>,
     /// The key whose bundles it takes; `None` in an image without keys, which takes no bundle.
     pub release_key: Option<VerifyingKey>,
     /// The kernel images on the ESP.
@@ -98,6 +102,7 @@ impl Config {
             slot: environment.slot.clone(),
             version: environment.version.clone(),
             variant: variant(&release).to_owned(),
+            kubernetes: kubernetes(&release),
             release_key: release_key(&line),
             kernels: tree.esp.kernels.path().to_owned(),
             efivars: efivar::DIRECTORY.into(),
@@ -115,6 +120,12 @@ impl Config {
 /// The variant that the text of an `os-release` names.
 fn variant(os_release: &str) -> &str {
     os_release.lines().find_map(|line| line.strip_prefix(VARIANT)).unwrap_or(BASE)
+}
+
+/// The version of Kubernetes that the text of an `os-release` names.
+fn kubernetes(os_release: &str) -> Option<Version> {
+    let version = os_release.lines().find_map(|line| line.strip_prefix(KUBERNETES))?;
+    Version::parse(version).ok()
 }
 
 /// The release key on a command line.
@@ -370,5 +381,10 @@ mod tests {
         assert_eq!(release_key("quiet"), None);
         assert_eq!(variant("ID=polis\nPOLIS_VARIANT=full\n"), "full");
         assert_eq!(variant("ID=polis\n"), "base");
+        let found = kubernetes("ID=polis\nPOLIS_KUBERNETES=1.37.2\n");
+        assert_eq!(found, Some(Version::new(1, 37, 2)));
+        for none in ["ID=polis\n", "POLIS_KUBERNETES=v1.37.2\n", "POLIS_KUBERNETES=\n"] {
+            assert_eq!(kubernetes(none), None, "{none}");
+        }
     }
 }

@@ -34,6 +34,8 @@ pub struct Workload {
     /// Those that its roles ask for, in the order of their start; `None` before the roles are
     /// known.
     pub parts: Option<Vec<Part>>,
+    /// Whether one of them is an API server.
+    pub api_server: bool,
 }
 
 impl Workload {
@@ -104,7 +106,7 @@ pub(super) mod tests {
             name,
             fault: (!fault.is_empty()).then(|| (*fault).to_owned()),
         };
-        Workload { parts: Some(parts.iter().map(part).collect()) }
+        Workload { parts: Some(parts.iter().map(part).collect()), api_server: false }
     }
 
     #[test]

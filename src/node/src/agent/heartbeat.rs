@@ -54,7 +54,9 @@ pub(super) async fn run(service: Service, ctx: Context) -> Result<(), Closed> {
             let request = request.clone();
             async move { CuratorClient::new(channel).heartbeat(request).await }
         };
-        match ctx.until_cancelled(client.call(Repeat::Allowed, call)).await {
+        // On the heap: two copies of the request would make a large future.
+        let answer = Box::pin(client.call(Repeat::Allowed, call));
+        match ctx.until_cancelled(answer).await {
             Some(Ok(response)) => {
                 service.outputs.contact.send_replace(Some(Instant::now()));
                 proves(&service, began);

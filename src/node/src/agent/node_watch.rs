@@ -4,7 +4,7 @@
 //! ```text
 //! [asking] --stream--> [node_watch, not all yet] --current--> [node_watch]
 //!    ^                            |                            |
-//!    +--------- broken, or another leads ----------------------+
+//!    +-- leader known, pause -- broken, or another leads ------+
 //! ```
 //!
 //! The first events of a stream hold everything, so a new stream starts from nothing,
@@ -37,7 +37,7 @@ use polis_wire::pki::{Authorities, Crl};
 use polis_wire::rpc::client::Repeat;
 use polis_wire::rpc::{self, AccessList, Serials, Users};
 
-/// Between two attempts at a stream.
+/// Between two attempts at a stream, on average: see [`pause`].
 const RETRY: Duration = Duration::from_secs(1);
 /// Between two attempts to keep the CA of the cluster.
 const KEEP_AGAIN: Duration = Duration::from_secs(30);
@@ -58,10 +58,30 @@ pub(super) async fn run(service: Service, ctx: Context) -> Result<(), Closed> {
             None => return Ok(()),
         }
         unknown_health(&service.outputs.nodes);
-        if ctx.until_cancelled(sleep(RETRY)).await.is_none() {
+        match ctx.until_cancelled(before_retry(service.client.leader_id())).await {
+            Some(waited) => waited?,
+            None => return Ok(()),
+        }
+    }
+}
+
+/// Waits until a leader is known, and then for the pause. A pause during the election alone would
+/// be over before it: the announcement of the leader would start all streams at once.
+async fn before_retry(mut leader: watch::Receiver<Option<NodeId>>) -> Result<(), Closed> {
+    loop {
+        let known = until(&mut leader, "the leader", |leader| *leader).await?;
+        sleep(pause()).await;
+        // The stream may end a moment before the client forgets the leader that has failed.
+        if *leader.borrow() == Some(known) {
             return Ok(());
         }
     }
+}
+
+/// The pause before a retry: different on each node, because all of them lose their streams in the
+/// same moment, and the first events of each hold every node.
+fn pause() -> Duration {
+    RETRY.mul_f64(rand::random_range(0.5..1.5))
 }
 
 /// The firewall of an event.
@@ -406,6 +426,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use proptest::prelude::*;
+    use tokio::time::timeout;
 
     use super::*;
 
@@ -445,6 +466,32 @@ mod tests {
         // Not another event for each attempt that fails.
         unknown_health(&nodes);
         assert!(!shown.has_changed().unwrap());
+    }
+
+    #[test]
+    fn nodes_that_lost_the_leader_together_do_not_return_together() {
+        let pauses: BTreeSet<Duration> = (0..20).map(|_| pause()).collect();
+        assert!(pauses.len() > 1, "{pauses:?}");
+        assert!(pauses.iter().all(|pause| (RETRY / 2..=RETRY * 3 / 2).contains(pause)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_retry_waits_for_a_leader_that_is_still_known_after_the_pause() {
+        let [old, new] = [1, 2].map(|seed| NodeId::from_public_key(&[seed; 32]));
+        let leader = watch::Sender::new(None);
+        let retry = || timeout(RETRY * 60, before_retry(leader.subscribe()));
+        assert!(retry().await.is_err());
+        leader.send_replace(Some(old));
+        let forgotten = async {
+            sleep(RETRY / 4).await;
+            leader.send_replace(None);
+        };
+        let (waited, ()) = tokio::join!(retry(), forgotten);
+        assert!(waited.is_err());
+        leader.send_replace(Some(new));
+        let begin = Instant::now();
+        retry().await.unwrap().unwrap();
+        assert!(begin.elapsed() >= RETRY / 2);
     }
 
     #[tokio::test]

@@ -19,6 +19,7 @@ use tokio::time::sleep;
 use tracing::{info, warn};
 
 use super::Service;
+use polis_base::cause;
 use polis_base::sys::clock;
 use polis_runtime::event::{Closed, until};
 use polis_runtime::save::Save as _;
@@ -46,16 +47,22 @@ enum Error {
 /// Renews until cancelled.
 pub(super) async fn run(service: Service, ctx: Context) -> Result<(), Closed> {
     let mut credentials = service.outputs.credentials.subscribe();
+    let mut failed = cause::Last::default();
     ctx.healthy();
     loop {
         let work = async {
             let own = until(&mut credentials, "the credentials", Clone::clone).await?;
             let wait = match wait(&own, clock::now()) {
                 Some(Duration::ZERO) => match renew(&service, &own).await {
-                    Ok(()) => return Ok(()),
+                    Ok(()) => {
+                        failed.clear();
+                        return Ok(());
+                    }
                     Err(error) => {
-                        let error: &dyn std::error::Error = &error;
-                        warn!(error, "the certificate of this node was not renewed");
+                        let error = cause::line(&error);
+                        if failed.is_new(&error) {
+                            warn!(error, "the certificate of this node was not renewed");
+                        }
                         RETRY
                     }
                 },

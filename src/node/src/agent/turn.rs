@@ -118,6 +118,7 @@ pub(super) async fn report(service: &Service) -> v1::UpdateReport {
         trial: on_trial(&service.inputs.update.borrow()),
         ready: *service.inputs.ready.borrow(),
         variant: config.variant.clone(),
+        kubernetes: config.kubernetes.as_ref().map(ToString::to_string).unwrap_or_default(),
         release_key: config.release_key.map(|key| hex::encode(key.as_bytes())).unwrap_or_default(),
         keeps,
         turn,

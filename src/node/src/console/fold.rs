@@ -262,7 +262,11 @@ fn interface(interface: &network::Interface, values: &Values, uptime: Duration) 
         addresses: interface.addresses.iter().map(address).collect(),
         received: traffic.received,
         sent: traffic.sent,
-        kind: kind(&interface.kind),
+        kind: kind(&interface.kind, interface.carrier),
+        bond: match &interface.kind {
+            network::Kind::Card(Some(member)) => Some(member.bond.clone()),
+            network::Kind::Card(None) | network::Kind::Bond(_) | network::Kind::Vlan { .. } => None,
+        },
         mtu: interface.mtu,
         planned: interface.planned.as_ref().map(ToString::to_string),
         silent: match (&interface.kind, &interface.planned) {
@@ -276,11 +280,15 @@ fn interface(interface: &network::Interface, values: &Values, uptime: Duration) 
 }
 
 /// The kind of a link; empty for a card that is in no bond.
-fn kind(kind: &network::Kind) -> String {
+fn kind(kind: &network::Kind, carrier: bool) -> String {
     match kind {
         network::Kind::Card(None) => String::new(),
         network::Kind::Card(Some(member)) => {
-            let part = if member.active { "active" } else { "waits" };
+            let part = match (carrier, member.active) {
+                (false, _) => "no carrier",
+                (true, true) => "active",
+                (true, false) => "waits",
+            };
             format!("member of {}, {part}", member.bond)
         }
         network::Kind::Bond(Some(mode)) => format!("bond, {mode}"),

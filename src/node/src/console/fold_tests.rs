@@ -149,6 +149,8 @@ fn links_without_an_address_by_plan_are_not_missing_one() {
         link(network::Kind::Card(None), None),
     ];
     let shown = folded(&values).network.interfaces;
+    let bonds: Vec<_> = shown.iter().map(|link| link.bond.as_deref()).collect();
+    assert_eq!(bonds, [Some("bond0"), None, None, None]);
     let kinds: Vec<_> = shown.iter().map(|link| (link.kind.as_str(), link.silent)).collect();
     assert_eq!(
         kinds,
@@ -160,6 +162,10 @@ fn links_without_an_address_by_plan_are_not_missing_one() {
         ]
     );
     assert_eq!(shown[2].planned.as_deref(), Some("DHCP"));
+    // A member without a carrier does not wait for its turn.
+    values.network.interfaces[0].carrier = false;
+    let shown = folded(&values).network.interfaces;
+    assert_eq!(shown[0].kind, "member of bond0, no carrier");
 }
 
 #[test]

@@ -309,21 +309,26 @@ async fn flush(lines: &Lines) {
     let _slow = tokio::time::timeout(FLUSH_DEADLINE, drained).await;
 }
 
-/// Cuts a report down to what fits into one message of the channel.
+/// Cuts a report down to what fits into one message of the channel, the longest texts first: the
+/// next step, which is short beside a log, stays whole.
 fn fit(mut report: Report) -> Report {
-    /// Texts of a report, and characters of each: escaped, a character of a
-    /// text takes six bytes at most.
+    /// Texts of a report, and characters of each that fit whatever they are: escaped, a character
+    /// of a text takes six bytes at most.
     const TEXTS_MAX: usize = 8;
-    const TEXT_MAX: usize = control::MESSAGE_MAX / 6 / (2 * TEXTS_MAX + 2);
-    let cut = |text: &mut String| {
-        if text.chars().count() > TEXT_MAX {
-            *text = text.chars().take(TEXT_MAX - 1).chain(['…']).collect();
-        }
-    };
+    const TEXT_MIN: usize = control::MESSAGE_MAX / 6 / (2 * TEXTS_MAX + 2);
     report.causes.truncate(TEXTS_MAX);
     report.tried.truncate(TEXTS_MAX);
-    report.causes.iter_mut().chain(&mut report.tried).for_each(cut);
-    cut(&mut report.next);
+    let mut most = control::MESSAGE_MAX;
+    while most > TEXT_MIN && report.to_line().to_string().len() > control::MESSAGE_MAX {
+        most = (most / 2).max(TEXT_MIN);
+        let cut = |text: &mut String| {
+            if text.chars().count() > most {
+                *text = text.chars().take(most - 1).chain(['…']).collect();
+            }
+        };
+        report.causes.iter_mut().chain(&mut report.tried).for_each(cut);
+        cut(&mut report.next);
+    }
     report
 }
 
@@ -349,6 +354,16 @@ mod tests {
             let read = EventLine::parse(&message).as_ref().and_then(Report::from_line);
             assert_eq!(read.unwrap().causes.len(), 8);
         }
+    }
+
+    #[test]
+    fn a_next_step_stays_whole_beside_the_longest_causes() {
+        let code = code::CONSENSUS_DATABASE_DAMAGED;
+        let short = Report::new(code, vec!["etcd ended".to_owned()]);
+        assert_eq!(fit(short.clone()), short);
+        let long = fit(Report::new(code, vec!["x".repeat(20_000); 30]));
+        assert_eq!(long.next, code.help());
+        assert!(long.causes[0].ends_with('…'), "{}", long.causes[0]);
     }
 
     #[test]

@@ -231,6 +231,7 @@ impl Service {
                 limits: Limits { untrusted_message: MESSAGE_MAX, ..Limits::default() },
             },
             credentials: credentials.subscribe(),
+            named: None,
             access_list: lists.subscribe(),
             metrics: Arc::new(Metrics::new(&table)),
             table,

@@ -209,6 +209,7 @@ impl Service {
         let server = |name, listen, metrics, app, listening| rpc::Server {
             config: rpc::Config { name, listen, limits: config.limits.clone() },
             credentials: meanwhile.subscribe(),
+            named: None,
             access_list: inputs.access_list.clone(),
             table: Arc::clone(&table),
             metrics,

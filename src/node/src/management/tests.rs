@@ -40,6 +40,7 @@ fn unsigned() -> polis_machine::update::Config {
         slot: "A".to_owned(),
         version: "0.1.0".to_owned(),
         variant: "base".to_owned(),
+        kubernetes: None,
         release_key: None,
         kernels: "/esp/EFI/Linux".into(),
         efivars: "/sys/firmware/efi/efivars".into(),
@@ -464,6 +465,7 @@ fn bundle(signer: u8) -> Vec<u8> {
         image: "00ff".to_owned(),
         from: semver::Version::new(0, 1, 0),
         etcd: semver::Version::new(3, 5, 16),
+        kubernetes: None,
         kernel: polis_bundle::Part::of(&kernel[..]).unwrap(),
         system: polis_bundle::Part::of(&*system).unwrap(),
     };

@@ -140,7 +140,10 @@ fn parts(roles: Option<&v1::NodeRoles>, status: &workload::Status, ended: &Ended
         let fault = status.fault(part).or_else(|| ended.fault(part));
         Part { name: part.name(), fault }
     };
-    Workload { parts: roles.map(|roles| workload::Part::of(roles).map(part).collect()) }
+    Workload {
+        parts: roles.map(|roles| workload::Part::of(roles).map(part).collect()),
+        api_server: roles.is_some_and(|roles| roles.kubernetes_controller.is_some()),
+    }
 }
 
 /// The parts that have ended, until they have been ready for [`HEALTHY_AFTER`].
@@ -206,7 +209,9 @@ mod tests {
             ..workload::Status::default()
         };
         let ended = Ended::default();
-        assert_eq!(parts(None, &status, &ended), Workload { parts: None });
+        assert_eq!(parts(None, &status, &ended), Workload::default());
+        let api_server = |role| parts(Some(&Role::record(&[role])), &status, &ended).api_server;
+        assert!(api_server(Role::KubernetesController) && !api_server(Role::KubernetesWorker));
         let with = |roles: &[Role], status: &_| {
             parts(Some(&Role::record(roles)), status, &ended).parts.unwrap_or_default()
         };

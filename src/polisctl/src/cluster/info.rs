@@ -3,7 +3,7 @@
 use polis_proto::v1;
 use serde::Serialize;
 
-use super::{attestation, logs, snapshots};
+use super::{attestation, kubernetes_names, logs, snapshots};
 use crate::error::Error;
 use crate::output::{Document, fields, or_dash};
 use crate::parameters;
@@ -32,6 +32,8 @@ pub(super) struct Info {
     time_servers: Vec<String>,
     /// Where every node sends its log.
     log_targets: Vec<String>,
+    /// Under which names clients reach Kubernetes.
+    kubernetes_names: Vec<String>,
     /// Where the leader sends snapshots of etcd; empty: nowhere.
     snapshot_target: String,
     /// The proofs that the TPM of a machine has to give; `null`: nothing.
@@ -79,6 +81,7 @@ impl Info {
             ("time", parameters::show::time_servers(&view.time_servers)),
             ("logs go to", or_dash(&view.log_targets.join("\n"))),
             ("snapshots", or_dash(&view.snapshot_target)),
+            ("Kubernetes", or_dash(&view.kubernetes_names.join("\n"))),
             ("TPM policy", or_dash(&policy.unwrap_or_default())),
             ("firewall", view.firewall()),
             ("directory", or_dash(&directory.collect::<Vec<_>>().join("\n"))),
@@ -112,6 +115,7 @@ impl Info {
             cold_start: word(configuration.cold_start().as_str_name(), "COLD_START_"),
             time_servers,
             log_targets: logs::shown(&configuration),
+            kubernetes_names: kubernetes_names::shown(&configuration),
             snapshot_target: snapshots::shown(&configuration),
             attestation_policy: attestation::View::of(&configuration),
             firewall_sources: firewall.sources,

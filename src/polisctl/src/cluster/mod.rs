@@ -3,6 +3,7 @@
 mod attestation;
 mod firewall;
 pub(super) mod info;
+mod kubernetes_names;
 mod logs;
 mod registry;
 mod rotate;
@@ -58,10 +59,11 @@ pub(super) enum Command {
     /// Change the configuration of all nodes of the cluster.
     ///
     /// Fields without an option keep their value. Every node asks new time servers and sends its
-    /// log to new targets at once, and a new attestation policy holds at once for the machines
-    /// that enter. A member of etcd applies the other changes when it joins next: a share of its
-    /// disk's key that must no longer be stored opens the disk for one more boot. Other nodes and
-    /// every data partition keep the configuration that they committed with.
+    /// log to new targets at once, a controller has a certificate for new names of Kubernetes
+    /// within seconds, and a new attestation policy holds at once for the machines that enter.
+    /// A member of etcd applies the other changes when it joins next: a share of its disk's key
+    /// that must no longer be stored opens the disk for one more boot. Other nodes and every data
+    /// partition keep the configuration that they committed with.
     ///
     /// Another firewall is tried first: this command calls every healthy node through it, and
     /// confirms it. If that fails, every node returns to the former one within two minutes.
@@ -72,6 +74,8 @@ pub(super) enum Command {
         logs: logs::Targets,
         #[command(flatten)]
         snapshots: snapshots::Target,
+        #[command(flatten)]
+        kubernetes: kubernetes_names::Names,
         #[command(flatten)]
         attestation: attestation::Policy,
         #[command(flatten)]
@@ -126,8 +130,16 @@ pub(super) async fn run(command: Command, global: &Global) -> Result<(), Error> 
         Command::Health => health(global).await,
         Command::Ticket { command } => ticket::run(command, global).await,
         Command::Registry { command } => registry::run(command, global).await,
-        Command::Configure { rules, logs, snapshots, attestation, firewall, dry_run } => {
-            let wish = Wish { rules, logs, snapshots, attestation, firewall };
+        Command::Configure {
+            rules,
+            logs,
+            snapshots,
+            kubernetes,
+            attestation,
+            firewall,
+            dry_run,
+        } => {
+            let wish = Wish { rules, logs, snapshots, kubernetes, attestation, firewall };
             Box::pin(configure(&wish, dry_run, global)).await
         }
         Command::Update(arguments) => Box::pin(update::run(arguments, global)).await,
@@ -169,40 +181,42 @@ struct Wish {
     rules: parameters::Rules,
     logs: logs::Targets,
     snapshots: snapshots::Target,
+    kubernetes: kubernetes_names::Names,
     attestation: attestation::Policy,
     firewall: firewall::Wish,
 }
 
 impl Wish {
     fn is_empty(&self) -> bool {
-        let Self { rules, logs, snapshots, attestation, firewall } = self;
-        let places = logs.is_empty() && snapshots.is_empty();
+        let Self { rules, logs, snapshots, kubernetes, attestation, firewall } = self;
+        let places = logs.is_empty() && snapshots.is_empty() && kubernetes.is_empty();
         rules.is_empty() && places && attestation.is_empty() && firewall.is_empty()
     }
 
     /// The given options.
     fn options(&self) -> String {
-        let Self { rules, logs, snapshots, attestation, firewall } = self;
+        let Self { rules, logs, snapshots, kubernetes, attestation, firewall } = self;
         let options = [rules.options()].into_iter().chain(logs.options());
-        let options = options.chain(snapshots.options()).chain(attestation.options());
+        let options = options.chain(snapshots.options()).chain(kubernetes.options());
+        let options = options.chain(attestation.options());
         let options = options.chain(firewall.options()).filter(|option| !option.is_empty());
         options.collect::<Vec<_>>().join(" ")
     }
 }
 
 async fn configure(wish: &Wish, dry_run: DryRun, global: &Global) -> Result<(), Error> {
-    let Wish { rules, logs, snapshots, attestation, firewall } = wish;
+    let Wish { rules, logs, snapshots, kubernetes, attestation, firewall } = wish;
     if wish.is_empty() {
         return Err(Error::usage(
             "name what to change: --tpm, --storage, --cold-start, --time-server, \
              --no-time-servers, --log-target, --no-log-targets, --snapshot-target, \
-             --snapshot-credentials, --no-snapshot-target, --attestation-image, \
-             --attestation-maker, --no-attestation, --firewall-source, --firewall-any-source, \
-             --firewall-port, --no-firewall-ports",
+             --snapshot-credentials, --no-snapshot-target, --kubernetes-name, \
+             --no-kubernetes-names, --attestation-image, --attestation-maker, --no-attestation, \
+             --firewall-source, --firewall-any-source, --firewall-port, --no-firewall-ports",
         ));
     }
     let (log, target, key) = (logs.named()?, snapshots.named()?, snapshots.credentials()?);
-    let policy = attestation.named()?;
+    let (names, policy) = (kubernetes.named()?, attestation.named()?);
     let mut effect = format!("The settings of all nodes change: {}.", wish.options());
     if !attestation.is_empty() {
         effect.push_str(
@@ -218,6 +232,7 @@ async fn configure(wish: &Wish, dry_run: DryRun, global: &Global) -> Result<(), 
     let configuration = v1::ClusterConfiguration {
         log,
         snapshots: target,
+        kubernetes: names,
         attestation: policy,
         firewall: wish,
         ..rules.named()

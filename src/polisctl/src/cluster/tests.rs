@@ -150,6 +150,7 @@ fn info_says_how_to_find_and_to_trust_the_cluster() {
     time        none: the voters agree on a time of their own
     logs go to  -
     snapshots   -
+    Kubernetes  -
     TPM policy  -
     firewall    callers have any address
     directory   polis-01 at 192.0.2.1
@@ -172,6 +173,7 @@ fn info_says_how_to_find_and_to_trust_the_cluster() {
       "firewall_ports": [],
       "firewall_sources": [],
       "firewall_trial": false,
+      "kubernetes_names": [],
       "leader": "polis-01",
       "log_targets": [],
       "nodes": {

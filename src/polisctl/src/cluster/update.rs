@@ -172,6 +172,7 @@ fn bundle(manifest: &Manifest, signer: &[u8]) -> v1::UpdateBundle {
         variant: manifest.variant.clone(),
         signer: hex::encode(signer),
         etcd: manifest.etcd.to_string(),
+        kubernetes: manifest.kubernetes.as_ref().map(ToString::to_string).unwrap_or_default(),
     }
 }
 

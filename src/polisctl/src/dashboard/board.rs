@@ -175,7 +175,7 @@ mod tests {
     use polis_tui::Snapshot;
     use polis_tui::ratatui::buffer::Cell;
     use polis_tui::ratatui::layout::Rect;
-    use polis_tui::snapshot::{Metrics, Stage, StageState, Warning};
+    use polis_tui::snapshot::{Metrics, Service, ServiceState, Stage, StageState, Warning};
 
     use super::*;
 
@@ -336,6 +336,47 @@ mod tests {
         assert_eq!(board.headline(), (Mark::Attention, headline));
         let former = v1::NodeInfo { former_voter: true, ..new };
         assert_eq!(Card::of(&former, None, Some(Ok(healthy()))).mark, Mark::Bad);
+    }
+
+    #[test]
+    fn a_node_with_a_dead_or_a_restarting_service_is_not_healthy_and_names_it() {
+        let of = |state, cause: Option<&str>| {
+            let tree = [(0, "root"), (1, "consensus"), (2, "maintenance"), (1, "agent")];
+            let mut services = tree.map(|(depth, name)| Service {
+                depth,
+                name: name.to_owned(),
+                state: ServiceState::Healthy,
+                ..Service::default()
+            });
+            services[2].state = state;
+            services[2].cause = cause.map(str::to_owned);
+            let up = node("web-1", v1::NodeState::Up, v1::NodeHealth::Healthy);
+            let snapshot = Snapshot { services: services.into(), ..healthy() };
+            let cards = vec![Card::of(&up, None, Some(Ok(snapshot)))];
+            Board { cards, ..Board::default() }
+        };
+        for state in [ServiceState::Healthy, ServiceState::Done, ServiceState::Starting] {
+            let board = of(state, Some("no key"));
+            assert_eq!(board.headline(), (Mark::Good, "1 node, all healthy".to_owned()));
+        }
+        for (state, mark, note) in [
+            (
+                ServiceState::Restarting,
+                Mark::Attention,
+                "service consensus.maintenance is restarting, last died: no key",
+            ),
+            (
+                ServiceState::Dead,
+                Mark::Bad,
+                "service consensus.maintenance is dead, last died: no key",
+            ),
+        ] {
+            let board = of(state, Some("no key"));
+            assert_eq!(board.headline(), (mark, "1 node, 1 to look at: web-1".to_owned()));
+            assert_eq!(board.cards[0].notes, [note]);
+        }
+        let silent = of(ServiceState::Dead, None);
+        assert_eq!(silent.cards[0].notes, ["service consensus.maintenance is dead"]);
     }
 
     #[test]

@@ -2,8 +2,8 @@
 
 use polis_proto::v1;
 use polis_tui::ratatui::style::{Color, Modifier, Style};
-use polis_tui::snapshot::StageState;
-use polis_tui::{Snapshot, clean};
+use polis_tui::snapshot::{Service, ServiceState, StageState};
+use polis_tui::{Snapshot, clean, services_down};
 
 use crate::node::View;
 use crate::session::Target;
@@ -98,6 +98,10 @@ impl Card {
                 if !asks.is_empty() {
                     mark = mark.max(Mark::Attention);
                 }
+                // The console marks one that stays dead as an error, too.
+                if snapshot.services.iter().any(|it| it.state == ServiceState::Dead) {
+                    mark = Mark::Bad;
+                }
                 notes.extend(asks);
             }
         }
@@ -109,7 +113,7 @@ impl Card {
     }
 }
 
-/// The waits and warnings of a node.
+/// The waits, the dead services and the warnings of a node.
 fn needs(snapshot: &Snapshot) -> Vec<String> {
     let waits = snapshot.stages.iter().filter_map(|stage| match &stage.state {
         StageState::Waiting { what, since } => {
@@ -123,7 +127,21 @@ fn needs(snapshot: &Snapshot) -> Vec<String> {
         Some(help) if warning.text.ends_with(':') => format!("{} `{help}`", warning.text),
         _ => warning.text.clone(),
     });
-    waits.chain(warns).collect()
+    let down = services_down(&snapshot.services);
+    let down = down.iter().map(|(name, service)| died(name, service));
+    waits.chain(down).chain(warns).collect()
+}
+
+/// A service that is down, and why.
+fn died(name: &str, service: &Service) -> String {
+    let state = match service.state {
+        ServiceState::Dead => "dead",
+        _ => "restarting",
+    };
+    match &service.cause {
+        Some(cause) => format!("service {name} is {state}, last died: {cause}"),
+        None => format!("service {name} is {state}"),
+    }
 }
 
 /// Processor, memory and data partition.

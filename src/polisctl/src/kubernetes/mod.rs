@@ -5,11 +5,12 @@
 //! configuration names.
 //!
 //! ```text
-//! kubeconfig --> a controller that serves --> FILE: context, address, CA, how to get a credential
+//! kubeconfig --> a controller that serves --> FILE: context, server, CA, how to get a credential
 //! kubectl    --> FILE --> credential --> certificate and key --> [6444]
 //! ```
 //!
-//! What this module does not do: talk to Kubernetes for anything but `status`.
+//! What this module does not do: talk to Kubernetes for anything but `status` and the authorities
+//! in a kubeconfig.
 
 mod kubeconfig;
 mod pods;
@@ -97,6 +98,10 @@ pub(super) enum Command {
         /// The file [default: the first one in KUBECONFIG, else .kube/config].
         #[arg(short, long, value_name = "FILE", value_parser = output::file())]
         out: Option<PathBuf>,
+        /// Name a controller itself, and not the first name of Kubernetes in the configuration
+        /// of the cluster.
+        #[arg(long)]
+        direct: bool,
     },
     /// Print the certificate and the key of the user for kubectl, which runs this by itself.
     Credential,
@@ -107,7 +112,9 @@ pub(super) enum Command {
 /// Runs the command.
 pub(super) async fn run(command: Command, global: &Global) -> Result<(), Error> {
     match command {
-        Command::Kubeconfig { out } => kubeconfig::write(out, global).await,
+        Command::Kubeconfig { out, direct } => {
+            Box::pin(kubeconfig::write(out, direct, global)).await
+        }
         Command::Credential => credential(global).await,
         Command::Status(watch) => status::run(watch, global).await,
     }

@@ -9,7 +9,7 @@ use polis_proto::v1;
 use sha2::{Digest as _, Sha256};
 use tonic::Status;
 
-use super::{Cluster, NODE, PERSON, SNAPSHOT, crowd};
+use super::{Cluster, NODE, PERSON, SNAPSHOT, crowd, kubernetes};
 use crate::contexts::{self, Contexts};
 use crate::testing::World;
 use polis_wire::attestation::software::Software;
@@ -113,6 +113,12 @@ impl Cluster {
         self.shown.lock().unwrap().push(running.credentials.clone());
         self.gateway = Some(running);
         self.kubernetes.there.store(true, Ordering::Relaxed);
+    }
+
+    /// The authority of its API servers, in PEM.
+    pub(crate) fn authority_of_kubernetes(&self) -> &'static str {
+        assert!(self.gateway.is_some(), "it has no controller");
+        kubernetes::AUTHORITY
     }
 
     /// From now on there is a bucket with a snapshot, and its key in the file `bucket.key`.

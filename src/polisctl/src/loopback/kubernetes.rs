@@ -20,6 +20,8 @@ pub(super) struct Kubernetes {
     pub(super) works: Arc<AtomicBool>,
     /// The messages of a drain of the worker.
     pub(super) drain: Arc<Mutex<Vec<Result<v1::DrainProgress, Status>>>>,
+    /// Its names in the configuration of the cluster.
+    pub(super) names: Arc<Mutex<Vec<String>>>,
     /// Whether the node is a worker too, and its kubelet in a crash loop.
     pub(super) loops: Arc<AtomicBool>,
 }
@@ -84,6 +86,7 @@ impl Exchange for Kubernetes {
             "/readyz" if self.starts.load(Ordering::Relaxed) => (500, "[-]etcd failed: x\n"),
             "/readyz" => (200, "ok"),
             "/api/v1/nodes" => (200, NODES),
+            "/api/v1/namespaces/kube-system/configmaps/kube-root-ca.crt" => (200, AUTHORITIES),
             "/api/v1/pods" if request.uri().query() == Some("limit=250") => (200, PODS),
             "/api/v1/pods" => (200, MORE_PODS),
             _ => (404, "404 page not found"),
@@ -92,6 +95,12 @@ impl Exchange for Kubernetes {
         answer.body(Body::new(text.to_owned())).unwrap()
     }
 }
+
+/// The authority of the API servers, in PEM.
+pub(super) const AUTHORITY: &str = "-----BEGIN CERTIFICATE-----\nYWJj\n-----END CERTIFICATE-----\n";
+
+const AUTHORITIES: &str = r#"{"kind": "ConfigMap", "data": {"ca.crt":
+    "-----BEGIN CERTIFICATE-----\nYWJj\n-----END CERTIFICATE-----\n"}}"#;
 
 const NODES: &str = r#"{"items": [{"metadata": {"name": "polis-1"}, "status": {
     "nodeInfo": {"kubeletVersion": "v1.37.2"},

@@ -37,10 +37,16 @@ impl Management for Served {
         let known = request.into_inner().crl_digest;
         let crl = self.crl.lock().unwrap().clone();
         let other = Crl::read(&crl).filter(|crl| crl.digest() != known);
+        let names = self.kubernetes.names.lock().unwrap().clone();
+        let named = (!names.is_empty()).then(|| v1::ClusterConfiguration {
+            kubernetes: Some(v1::KubernetesConfiguration { names }),
+            ..Default::default()
+        });
         Ok(Response::new(v1::GetClusterInfoResponse {
             crl: other.map(|crl| crl.der).unwrap_or_default(),
             ca_certificate: self.ca.clone(),
             leader: node_id(NODE).to_string(),
+            configuration: named,
             refused_registrations: self.crowd(crowd::refused),
             update: self
                 .update
@@ -153,7 +159,11 @@ impl Management for Served {
         request: Request<v1::ConfigureClusterRequest>,
     ) -> Result<Response<v1::ConfigureClusterResponse>, Status> {
         self.note("ConfigureCluster");
-        let Some(firewall) = request.into_inner().configuration.and_then(|it| it.firewall) else {
+        let configuration = request.into_inner().configuration.unwrap_or_default();
+        if let Some(kubernetes) = configuration.kubernetes {
+            *self.kubernetes.names.lock().unwrap() = kubernetes.names;
+        }
+        let Some(firewall) = configuration.firewall else {
             return Ok(Response::new(v1::ConfigureClusterResponse::default()));
         };
         self.firewall.lock().unwrap().clone_from(&firewall);

@@ -46,7 +46,7 @@ pub(super) async fn label(arguments: &Label, global: &Global) -> Result<(), Erro
         labels.iter().cloned().partition(|label| !label.contains('=') && label.ends_with('-'));
     let remove: Vec<_> =
         remove.iter().map(|label| label.strip_suffix('-').unwrap_or(label).to_owned()).collect();
-    let set = parameters::pairs("label", &set)?;
+    let set = parameters::set_labels("label", &set)?;
     if let Some(both) = set.keys().find(|key| remove.contains(key)) {
         return Err(Error::usage(format!("label {both:?} is both set and removed"))
             .or_help(format!("write {both}=VALUE to replace its value, or {both}- to remove it")));

@@ -26,6 +26,7 @@ use super::output::{self, Document};
 use super::{Global, contexts, key};
 use polis_base::hex;
 use polis_wire::identity::{NodeId, NodeName};
+use polis_wire::node_labels;
 use polis_wire::parameters;
 
 /// Commands about node parameters.
@@ -324,7 +325,7 @@ fn bootstrap(arguments: &Bootstrap, owner: &[u8; 32]) -> Result<v1::NodeParamete
     let cluster = v1::ClusterBootstrap {
         owner_public_key: owner.to_vec(),
         cluster_configuration: Some(configuration),
-        labels: pairs("--label", &arguments.machine.labels)?,
+        labels: set_labels("--label", &arguments.machine.labels)?,
         name: name(&arguments.machine),
     };
     message(Cluster::ClusterBootstrap(cluster), &arguments.machine)
@@ -390,7 +391,7 @@ fn register(arguments: &Register, admission: Admission) -> Result<v1::NodeParame
         cluster_directory: Some(v1::ClusterDirectory { nodes: admission.nodes }),
         register_ticket: admission.ticket,
         ca_certificate: admission.ca,
-        labels: pairs("--label", &arguments.machine.labels)?,
+        labels: set_labels("--label", &arguments.machine.labels)?,
         name: name(&arguments.machine),
     };
     message(Cluster::ClusterRegister(cluster), &arguments.machine)
@@ -443,6 +444,17 @@ pub(super) fn pairs(flag: &str, texts: &[String]) -> Result<BTreeMap<String, Str
         }
     }
     Ok(pairs)
+}
+
+/// Reads labels to set, none of which Kubernetes or Polis sets itself. A machine accepts such a
+/// label in its parameters, but its Node object never gets it.
+pub(super) fn set_labels(flag: &str, texts: &[String]) -> Result<BTreeMap<String, String>, Error> {
+    let labels = pairs(flag, texts)?;
+    node_labels::check(labels.keys()).map_err(|reserved| {
+        Error::usage(format!("{flag} names {reserved}"))
+            .or_help("docs/worker.md lists who sets which labels of a Node object")
+    })?;
+    Ok(labels)
 }
 
 /// Checks a message as a machine does, then writes it.

@@ -12,6 +12,7 @@ use crate::output::{Document, fields, or_dash};
 use crate::text::clean;
 use polis_base::hex;
 use polis_wire::identity::Fingerprint;
+use polis_wire::node_labels::is_reserved;
 use polis_wire::parameters::{
     Cluster, ClusterConfiguration, ColdStart, Parameters, StoragePolicy, TpmMode,
 };
@@ -267,9 +268,24 @@ fn text(view: &View, format: Option<String>) -> String {
     fields(&lines)
 }
 
-/// `a=1, b=2`, or a dash.
+/// `a=1, b=2`, or a dash. Those that a Node object never gets say so.
 pub(crate) fn labels(labels: &BTreeMap<String, String>) -> String {
-    let label = |(key, value): (&String, &String)| clean(&format!("{key}={value}"));
+    let label = |(key, value): (&String, &String)| {
+        let reserved = if is_reserved(key) { " (reserved, not in Kubernetes)" } else { "" };
+        clean(&format!("{key}={value}{reserved}"))
+    };
     let labels: Vec<String> = labels.iter().map(label).collect();
     or_dash(&labels.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_label_that_a_node_object_never_gets_says_so() {
+        let shown = |key: &str| labels(&BTreeMap::from([(key.to_owned(), "x".to_owned())]));
+        assert_eq!(shown("topology.kubernetes.io/zone"), "topology.kubernetes.io/zone=x");
+        assert_eq!(shown("kubernetes.io/os"), "kubernetes.io/os=x (reserved, not in Kubernetes)");
+    }
 }

@@ -292,6 +292,10 @@ fn a_command_line_that_makes_no_sense_is_wrong_usage() {
     error: --label names "a" twice; allowed is each key once
     help: leave out the other values of this key
     "#);
+    insta::assert_snapshot!(usage(&["--label", "kubernetes.io/os=linux"]), @r#"
+    error: --label names "kubernetes.io/os", which Kubernetes or Polis sets itself; allowed is a key outside of kubernetes.io, k8s.io and polis.internal, or one in topology.kubernetes.io, node.kubernetes.io, node-restriction.kubernetes.io or, except for worker and control-plane, node-role.kubernetes.io
+    help: docs/worker.md lists who sets which labels of a Node object
+    "#);
     usage(&["--tpm", "maybe"]);
 }
 

@@ -30,9 +30,12 @@ pub(crate) fn refused(what: &str, status: &Status) -> Error {
     let reason = status.metadata().get(REASON).and_then(|reason| reason.to_str().ok());
     let late = matches!(status.code(), Code::DeadlineExceeded | Code::Unavailable);
     let error = if late { Error::late(error) } else { Error::from(error) };
-    // The leader says only in words which of the two it is.
+    // The servers say only in words which of these it is.
     let reason = match reason.unwrap_or_default() {
         "quorum" if message.contains("can be reached") => "quorum-silent",
+        // A node refuses these before the call has a reason of its own.
+        "" if message.contains(" streams open here") => "streams",
+        "" if message.starts_with("too many calls ") => "calls",
         reason => reason,
     };
     match help(status.code(), reason) {
@@ -149,8 +152,23 @@ fn help(code: Code, reason: &str) -> Option<&'static str> {
              waits for; `polisctl cluster wait` waits for one; check the endpoints, or allow more \
              time: --timeout; a node alone answers `polisctl node status NODE --at HOST`"
         }
-        (_, Code::ResourceExhausted) => {
+        // The only refusals of a store with this code.
+        ("store" | "damaged", Code::ResourceExhausted) => {
             "`polisctl etcd status` shows whether the store is full or has another alarm"
+        }
+        ("streams", Code::ResourceExhausted) => {
+            "end a console, a dashboard, or a command with --follow or --watch that this user has \
+             open, on any machine; then repeat the command"
+        }
+        ("calls", Code::ResourceExhausted) => {
+            "repeat the command; let a script that calls in a loop wait between its calls"
+        }
+        ("pod-network-full", _) => {
+            "`polisctl node list` shows which nodes have roles of Kubernetes, and which are gone"
+        }
+        (_, Code::ResourceExhausted) => {
+            "a limit is reached, which the message names: wait until other calls have ended, and \
+             repeat the command"
         }
         (_, Code::Unimplemented) => "the cluster's version does not support this call",
         _ => return None,
@@ -189,6 +207,32 @@ mod tests {
         assert_eq!(error.exit(), crate::error::Exit::TimedOut);
         let first = "help: `polisctl cluster status` shows the nodes that answer without a leader";
         assert!(error.render().contains(first), "{}", error.render());
+    }
+
+    #[test]
+    fn each_limit_has_its_own_next_step() {
+        let help = |text: &str, reason: Option<&'static str>| {
+            let mut status = Status::resource_exhausted(text);
+            if let Some(reason) = reason {
+                status.metadata_mut().insert(REASON, reason.parse().unwrap());
+            }
+            refused("read the log", &status).render()
+        };
+        let store = help("cannot list: the database of etcd is full", Some("damaged"));
+        assert!(store.contains("help: `polisctl etcd status` shows whether"), "{store}");
+        let streams = "owner ann has 128 streams open here; end some of them first";
+        let calls = "too many calls of owner ann; wait a second";
+        let requests = "the requests that this connection has begun to send are too long together";
+        for (text, wanted) in [
+            (streams, "help: end a console, a dashboard, or a command with --follow"),
+            (calls, "help: repeat the command; let a script"),
+            (requests, "help: a limit is reached, which the message names"),
+        ] {
+            let shown = help(text, None);
+            assert!(shown.contains(wanted) && !shown.contains("etcd status"), "{shown}");
+        }
+        let network = help("the pod network is full", Some("pod-network-full"));
+        assert!(network.contains("help: `polisctl node list` shows which"), "{network}");
     }
 
     #[test]

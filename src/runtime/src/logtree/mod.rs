@@ -264,13 +264,19 @@ impl Tree {
 
     /// Adds an entry that was written now.
     pub fn append(&self, name: &str, origin: Origin, body: Body) {
-        self.append_at(polis_base::sys::clock::uptime(), name, origin, body);
+        self.put(None, name, origin, body);
     }
 
     /// Adds an entry that was written at `at`.
-    pub fn append_at(&self, at: Duration, name: &str, origin: Origin, mut body: Body) {
+    pub fn append_at(&self, at: Duration, name: &str, origin: Origin, body: Body) {
+        self.put(Some(at), name, origin, body);
+    }
+
+    fn put(&self, at: Option<Duration>, name: &str, origin: Origin, mut body: Body) {
         body.limit();
         let mut state = self.lock();
+        // Inside the lock: of entries that are written now, a later one has no earlier time.
+        let at = at.unwrap_or_else(polis_base::sys::clock::uptime);
         let name = match state.names.get_key_value(name) {
             Some((known, _)) => Arc::clone(known),
             None => Arc::from(name),

@@ -37,6 +37,24 @@ fn a_chatty_name_does_not_drive_out_a_quiet_one() {
 }
 
 #[test]
+fn entries_of_several_writers_have_their_times_in_the_order_of_the_tree() {
+    let tree = Tree::new(None);
+    std::thread::scope(|scope| {
+        for name in ["root.a", "root.b", "root.c", "root.d"] {
+            let tree = &tree;
+            scope.spawn(move || {
+                for _ in 0..ENTRIES_MAX {
+                    tree.append(name, Origin::Service, Body::Raw(String::new()));
+                }
+            });
+        }
+    });
+    let kept = tree.backlog(&Query::all());
+    assert!(kept.len() > ENTRIES_MAX, "{}", kept.len());
+    assert!(kept.is_sorted_by_key(|entry| entry.at));
+}
+
+#[test]
 fn a_message_has_a_bound_and_stays_text() {
     let tree = Tree::new(None);
     tree.append("root", Origin::Program, Body::Raw("é".repeat(MESSAGE_MAX)));

@@ -1,6 +1,6 @@
 //! The settings of a child between fork and exec: its control group, its place in the order
-//! of the OOM killer, the number of files that it may open, the modes of those that it makes, and
-//! its confinement.
+//! of the OOM killer, the numbers of files and of processes that it may have, the modes of the
+//! files that it makes, and its confinement.
 //!
 //! [`Limits::open`] runs in the node and does everything that allocates or may fail with a
 //! path in its error; [`Opened::apply`] runs in the child and makes system calls only.
@@ -31,6 +31,8 @@ pub(super) struct Limits {
     pub(super) oom_score_adj: Option<i16>,
     /// The bound of open descriptors, soft and hard.
     pub(super) open_files: Option<u64>,
+    /// The bound of processes and threads of its user, soft and hard.
+    pub(super) processes: Option<u64>,
     /// The bits that no file of its making has.
     pub(super) umask: Option<Mode>,
     /// Its confinement. On the heap, since futures hold a command.
@@ -57,6 +59,7 @@ impl Limits {
             cgroup: cgroup.transpose()?,
             oom_score_adj: self.oom_score_adj.map(|score| score.to_string().into_bytes()),
             open_files: self.open_files,
+            processes: self.processes,
             umask: self.umask,
             confinement: self
                 .confinement
@@ -78,6 +81,7 @@ pub(super) struct Opened {
     cgroup: Option<OwnedFd>,
     oom_score_adj: Option<Vec<u8>>,
     open_files: Option<u64>,
+    processes: Option<u64>,
     umask: Option<Mode>,
     confinement: Option<Box<confine::Opened>>,
 }
@@ -93,9 +97,11 @@ impl Opened {
             let file = rustix::fs::open(c"/proc/self/oom_score_adj", flags, Mode::empty())?;
             rustix::io::write(&file, score)?;
         }
-        if let Some(count) = self.open_files {
-            let bound = Rlimit { current: Some(count), maximum: Some(count) };
-            setrlimit(Resource::Nofile, bound)?;
+        let bounds = [(Resource::Nofile, self.open_files), (Resource::Nproc, self.processes)];
+        for (resource, count) in bounds {
+            if count.is_some() {
+                setrlimit(resource, Rlimit { current: count, maximum: count })?;
+            }
         }
         if let Some(umask) = self.umask {
             rustix::process::umask(umask);

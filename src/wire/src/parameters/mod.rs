@@ -20,6 +20,7 @@ mod disk_volume;
 mod error;
 mod firewall;
 mod install;
+mod kubernetes_names;
 mod log_target;
 mod network;
 mod platform;
@@ -44,6 +45,7 @@ pub use self::disk_volume::{DiskVolume, VolumeName};
 pub use self::error::{Error, FieldError, absent};
 pub use self::firewall::{Firewall, Ports, Protocol};
 pub use self::install::{ID_BYTES, Install, Message, Selector, Transport, Wipe};
+pub use self::kubernetes_names::kubernetes_names;
 pub use self::log_target::{LogProtocol, LogTarget};
 pub use self::network::{
     Bond, Bonding, Card, Hash, Interface, Ipv6, LinkSettings, Match, Network, Parent, Place, Route,

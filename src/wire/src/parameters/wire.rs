@@ -53,6 +53,8 @@ const SYSTEM: &[Field] = &[plain(1, "name"), plain(2, "kernel_image")];
 
 const ATTESTATION_POLICY: &[Field] = &[message(1, "systems", SYSTEM), plain(2, "makers")];
 
+const KUBERNETES_CONFIGURATION: &[Field] = &[plain(1, "names")];
+
 const CLUSTER_CONFIGURATION: &[Field] = &[
     plain(1, "cluster_domain"),
     plain(2, "tpm_mode"),
@@ -64,6 +66,7 @@ const CLUSTER_CONFIGURATION: &[Field] = &[
     message(12, "log", LOG_CONFIGURATION),
     message(16, "snapshots", SNAPSHOT_CONFIGURATION),
     message(20, "attestation", ATTESTATION_POLICY),
+    message(24, "kubernetes", KUBERNETES_CONFIGURATION),
 ];
 
 const CLUSTER_BOOTSTRAP: &[Field] = &[

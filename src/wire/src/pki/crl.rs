@@ -1,7 +1,7 @@
 //! Certificate revocation lists: parsing and signing.
 //!
-//! The stored CRL is the only record of revocations: it is read back, extended and
-//! signed again with the next number.
+//! The stored CRL is the only record of revocations: it is read back, extended or
+//! shortened, and signed again with the next number.
 
 use std::collections::BTreeSet;
 use std::fmt;

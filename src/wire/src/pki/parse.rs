@@ -87,8 +87,9 @@ pub fn signed_by(certificate: &[u8], authority: &[u8]) -> bool {
     certificate.verify_signature(Some(authority.public_key())).is_ok()
 }
 
-/// The hosts that a certificate in DER speaks for.
-pub(super) fn hosts(certificate: &[u8]) -> Vec<Host> {
+/// The hosts that a certificate in DER speaks for; none of one that cannot be read.
+#[must_use]
+pub fn hosts(certificate: &[u8]) -> Vec<Host> {
     let Ok((_, certificate)) = X509Certificate::from_der(certificate) else { return Vec::new() };
     let Ok(Some(named)) = certificate.subject_alternative_name() else { return Vec::new() };
     let named = named.value.general_names.iter().filter_map(|name| match name {

@@ -59,6 +59,12 @@ pub(super) fn lacks_host(desired: &Certificate, existing: &[u8]) -> bool {
     hosts.iter().any(|host| !spoken_for.contains(host))
 }
 
+/// Whether `existing` speaks for a host that is not one of a server of Kubernetes any more.
+pub(super) fn has_former_host(desired: &Certificate, existing: &[u8]) -> bool {
+    let Template::KubernetesServer { hosts, .. } = &desired.template else { return false };
+    parse::hosts(existing).iter().any(|host| !hosts.contains(host))
+}
+
 fn read_key(name: &str, der: Vec<u8>) -> Result<SigningKey, Error> {
     let der = Zeroizing::new(der);
     SigningKey::from_pkcs8_der(&der).map_err(|_parse| damaged(name, "key"))

@@ -437,6 +437,8 @@ async fn a_server_of_kubernetes_has_another_certificate_once_it_lacks_a_host() {
         last = next;
     }
     // A host too many stays until the certificate ends.
+    assert!(pki.has_former_host(&wish(None)).await.unwrap());
+    assert!(!pki.has_former_host(&wish(Some(addresses[1]))).await.unwrap());
     assert!(pki.renew(&wish(None), noon()).await.unwrap().is_none());
     let due = pki.renew(&wish(None), noon() + DAY * 2).await.unwrap().unwrap();
     assert_eq!(super::parse::hosts(&due.der), [Host::Name(node.to_string())]);
@@ -445,10 +447,11 @@ async fn a_server_of_kubernetes_has_another_certificate_once_it_lacks_a_host() {
     // A client has none, and an unknown certificate lacks none.
     let client = WorkerPurpose::Kubelet.certificate(node, Some(addresses[0]), [2; 32]);
     assert!(!pki.lacks_host(&client).await.unwrap());
+    assert!(!pki.has_former_host(&client).await.unwrap());
 }
 
 #[tokio::test]
-async fn what_has_ended_leaves_the_list_unless_it_is_revoked() {
+async fn what_has_ended_leaves_the_list_and_later_the_crl() {
     let memory = Memory::default();
     let pki = Namespace::new(memory.clone(), "");
     // More than fit into one transaction of etcd.
@@ -458,15 +461,47 @@ async fn what_has_ended_leaves_the_list_unless_it_is_revoked() {
     pki.ensure(&desired("gone", Template::Node, Mode::Ephemeral), noon()).await.unwrap();
     pki.revoke(&authority(), "gone", Reason::Left, noon()).await.unwrap();
     let later = noon() + DAY * 60;
-    pki.ensure(&desired("new", Template::Node, Mode::Ephemeral), later).await.unwrap();
+    for name in ["new", "valid"] {
+        pki.ensure(&desired(name, Template::Node, Mode::Ephemeral), later).await.unwrap();
+    }
+    pki.revoke(&authority(), "valid", Reason::KeyCompromise, later).await.unwrap();
+    let listed = || {
+        let listed = memory.contents().into_iter().filter(|(key, _)| key.contains("/issued/"));
+        let mut names: Vec<_> = listed.map(|(_, der)| Facts::read(&der).unwrap().subject).collect();
+        names.sort();
+        names
+    };
+    let crl = || async {
+        let crl = pki.crl(&authority()).await.unwrap().unwrap();
+        (crl.number, crl.revoked.iter().map(|entry| entry.reason).collect::<Vec<_>>())
+    };
 
     assert_eq!(pki.prune(&authority(), noon() + DAY * 91).await.unwrap(), 0);
+    assert_eq!(crl().await, (3, vec![Reason::Left, Reason::KeyCompromise]));
+    // A CRL from after the end of a revoked certificate names it once more.
     assert_eq!(pki.prune(&authority(), noon() + DAY * 92).await.unwrap(), 150);
+    assert_eq!(crl().await, (4, vec![Reason::Left, Reason::KeyCompromise]));
+    assert_eq!(listed(), ["gone", "new", "valid"]);
+    assert_eq!(pki.prune(&authority(), noon() + DAY * 92).await.unwrap(), 1);
+    assert_eq!(crl().await, (5, vec![Reason::KeyCompromise]));
+    assert_eq!(listed(), ["new", "valid"]);
+    // Nothing has ended since: no CRL is signed.
     assert_eq!(pki.prune(&authority(), noon() + DAY * 92).await.unwrap(), 0);
-    let listed = memory.contents().into_iter().filter(|(key, _)| key.contains("/issued/"));
-    let mut names: Vec<_> = listed.map(|(_, der)| Facts::read(&der).unwrap().subject).collect();
-    names.sort();
-    assert_eq!(names, ["gone", "new"]);
+    assert_eq!(crl().await, (5, vec![Reason::KeyCompromise]));
     // Without the authority there is nothing to shorten.
     assert_eq!(pki.prune(&kubernetes_authority(), later).await.unwrap(), 0);
+}
+
+#[tokio::test]
+async fn an_entry_of_the_crl_without_a_known_end_stays() {
+    let memory = Memory::default();
+    let pki = Namespace::new(memory.clone(), "");
+    pki.ensure(&desired("gone", Template::Node, Mode::Ephemeral), noon()).await.unwrap();
+    pki.revoke(&authority(), "gone", Reason::Left, noon()).await.unwrap();
+    let listed = memory.contents().into_keys().find(|key| key.contains("/issued/")).unwrap();
+    assert!(memory.commit(Vec::new(), vec![Write::Delete(listed)]).await.unwrap());
+    for _ in 0..2 {
+        assert_eq!(pki.prune(&authority(), noon() + DAY * 400).await.unwrap(), 0);
+    }
+    assert_eq!(pki.crl(&authority()).await.unwrap().unwrap().revoked.len(), 1);
 }

@@ -16,7 +16,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
+use rustls::ServerConfig;
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::sync::watch::error::RecvError;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
@@ -69,6 +71,9 @@ pub struct Server {
     pub config: Config,
     /// The credentials in use; the port is closed while they are absent.
     pub credentials: watch::Receiver<Option<Credentials>>,
+    /// Those for clients that ask for another name than that of the node; callers are verified by
+    /// the authorities of `credentials` all the same. `None`: the server has one certificate.
+    pub named: Option<watch::Receiver<Option<Credentials>>>,
     /// The nodes and users that have access.
     pub access_list: watch::Receiver<Arc<AccessList>>,
     /// The rule of each RPC.
@@ -116,8 +121,7 @@ impl Server {
     pub async fn run(mut self, ctx: Context) -> Result<(), Error> {
         let first = until(&mut self.credentials, "the credentials", Clone::clone);
         let Some(first) = ctx.until_cancelled(first).await else { return Ok(()) };
-        let config = tls::server(&first?, self.access_list.clone(), self.app.alpn());
-        let config = config.map_err(Error::Credentials)?;
+        let config = self.configuration(&first?).map_err(Error::Credentials)?;
         let listener = self.listen()?;
         let address = listener.local_addr().map_err(|source| self.cannot_listen(source))?;
         let limits = self.config.limits.clone();
@@ -180,7 +184,9 @@ impl Server {
                     }
                 },
                 // Cancel-safe: waits for an event value.
-                Ok(()) = self.credentials.changed() => self.renew(shared),
+                Ok(()) = changed(&mut self.credentials, self.named.as_mut()) => {
+                    self.renew(shared);
+                }
                 // Cancel-safe per its documentation.
                 Some(_ended) = connections.join_next() => {}
             }
@@ -189,14 +195,24 @@ impl Server {
 
     /// Uses new credentials for new connections.
     fn renew(&mut self, shared: &Shared) {
+        // Also without own credentials: an unseen value would be new again at once.
+        if let Some(named) = &mut self.named {
+            named.mark_unchanged();
+        }
         let Some(credentials) = self.credentials.borrow_and_update().clone() else { return };
-        match tls::server(&credentials, self.access_list.clone(), self.app.alpn()) {
+        match self.configuration(&credentials) {
             Ok(config) => {
                 shared.tls.store(Arc::new(config));
                 info!("{} has new credentials", self.config.name);
             }
             Err(error) => error!("the new credentials are unusable, the old ones stay: {error}"),
         }
+    }
+
+    /// With these credentials, and those of now for other names.
+    fn configuration(&mut self, own: &Credentials) -> Result<ServerConfig, rustls::Error> {
+        let named = self.named.as_mut().and_then(|named| named.borrow_and_update().clone());
+        tls::server(own, named.as_ref(), self.access_list.clone(), self.app.alpn())
     }
 
     fn listen(&self) -> Result<TcpListener, Error> {
@@ -216,6 +232,19 @@ impl Server {
             Listen::Bound(bound) => bound.local_addr().map_or(0, |address| address.port()),
         };
         Error::Listen { port, source }
+    }
+}
+
+/// Waits until one of the two changes. The owner of the second one may end before.
+async fn changed(
+    own: &mut watch::Receiver<Option<Credentials>>,
+    named: Option<&mut watch::Receiver<Option<Credentials>>>,
+) -> Result<(), RecvError> {
+    let Some(named) = named else { return own.changed().await };
+    tokio::select! {
+        // Cancel-safe, both: each waits for an event value.
+        changed = own.changed() => changed,
+        Ok(()) = named.changed() => Ok(()),
     }
 }
 

@@ -220,6 +220,7 @@ impl Running {
         let server = Server {
             config: Config { name: "test", listen: Listen::Bound(bound), limits },
             credentials: credentials.subscribe(),
+            named: None,
             access_list: access_list.subscribe(),
             table,
             metrics: Arc::clone(&metrics),

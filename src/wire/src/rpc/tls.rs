@@ -9,6 +9,7 @@
 //!   on; so is a user that is not listed, which may have been made a moment ago.
 //! - A certificate that has ended is rejected, and one that has not begun is not: see
 //!   [`judged_at`].
+//! - A client that asks for no name, or for that of the node, sees the node's own certificate.
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};
@@ -18,7 +19,11 @@ use rustls::client::danger::HandshakeSignatureValid;
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, UnixTime};
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
-use rustls::server::{NoServerSessionStorage, ParsedCertificate, WebPkiClientVerifier};
+use rustls::server::{
+    ClientHello, NoServerSessionStorage, ParsedCertificate, ResolvesServerCert,
+    WebPkiClientVerifier,
+};
+use rustls::sign::CertifiedKey;
 use rustls::{
     CertificateError, CipherSuite, DigitallySignedStruct, DistinguishedName, RootCertStore,
     ServerConfig, SignatureScheme, SupportedCipherSuite,
@@ -108,6 +113,11 @@ impl Credentials {
         std::iter::once(&self.certificate).chain(bridges).cloned().map(Into::into).collect()
     }
 
+    /// The certificate and the key of a server that has several.
+    fn certified(&self) -> Result<Arc<CertifiedKey>, rustls::Error> {
+        CertifiedKey::from_der(self.chain(), self.private_key(), &provider()).map(Arc::new)
+    }
+
     /// The key as rustls wants it.
     pub(super) fn private_key(&self) -> PrivateKeyDer<'static> {
         PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(self.key.to_vec()))
@@ -136,23 +146,52 @@ pub(super) fn judged_at(certificate: &CertificateDer<'_>, now: UnixTime) -> Unix
     begins.map_or(now, |begins| now.max(UnixTime::since_unix_epoch(begins)))
 }
 
-/// The configuration of a server with these credentials.
+/// The configuration of a server with these credentials; clients that ask for another name than
+/// that of the node see the certificate of `named`, if there is one.
 pub(super) fn server(
     credentials: &Credentials,
+    named: Option<&Credentials>,
     access_list: watch::Receiver<Arc<AccessList>>,
     alpn: &'static [u8],
 ) -> Result<ServerConfig, rustls::Error> {
     let verifier = Verifier::new(credentials.authorities.as_deref(), access_list)?;
-    let mut config = ServerConfig::builder_with_provider(provider())
+    let builder = ServerConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&rustls::version::TLS13])?
-        .with_client_cert_verifier(Arc::new(verifier))
-        .with_single_cert(credentials.chain(), credentials.private_key())?;
+        .with_client_cert_verifier(Arc::new(verifier));
+    let mut config = match named {
+        None => builder.with_single_cert(credentials.chain(), credentials.private_key())?,
+        Some(named) => builder.with_cert_resolver(Arc::new(ByName::new(credentials, named)?)),
+    };
     config.alpn_protocols = vec![alpn.to_vec()];
     // The slower end chooses: a fast client does not know that this one is slow.
     config.ignore_client_order = !has_aes_gcm();
     config.session_storage = Arc::new(NoServerSessionStorage {});
     config.send_tls13_tickets = 0;
     Ok(config)
+}
+
+/// Chooses between two certificates by the name that a client asks for.
+#[derive(Debug)]
+struct ByName {
+    /// The name of the node.
+    node: String,
+    own: Arc<CertifiedKey>,
+    named: Arc<CertifiedKey>,
+}
+
+impl ByName {
+    fn new(own: &Credentials, named: &Credentials) -> Result<Self, rustls::Error> {
+        let node = Facts::read(&own.certificate).map(|facts| facts.subject).unwrap_or_default();
+        Ok(Self { node, own: own.certified()?, named: named.certified()? })
+    }
+}
+
+impl ResolvesServerCert for ByName {
+    fn resolve(&self, hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        let other = |name: &str| !name.eq_ignore_ascii_case(&self.node);
+        let shown = if hello.server_name().is_some_and(other) { &self.named } else { &self.own };
+        Some(Arc::clone(shown))
+    }
 }
 
 /// Verifies the certificates of callers.
@@ -252,7 +291,42 @@ impl ClientCertVerifier for Verifier {
 
 #[cfg(test)]
 mod tests {
+    use rustls::ClientConfig;
+    use rustls::pki_types::ServerName;
+    use tokio_rustls::{TlsAcceptor, TlsConnector};
+
     use super::*;
+    use crate::rpc::testing::{Authority, node_id};
+
+    #[tokio::test]
+    async fn the_name_that_a_client_asks_for_chooses_the_certificate() {
+        let authority = Authority::new().await;
+        let (own, named) = (authority.node(1).await, authority.node(2).await);
+        let (_lists, list) = watch::channel(Arc::new(AccessList::default()));
+        let both = server(&own, Some(&named), list.clone(), b"h2").unwrap();
+        let alone = server(&own, None, list, b"h2").unwrap();
+        let shown = async |config: &ServerConfig, seed, sends_name| {
+            let roots = roots(std::iter::once(authority.der.as_slice())).unwrap();
+            let mut client = ClientConfig::builder_with_provider(provider())
+                .with_protocol_versions(&[&rustls::version::TLS13])
+                .unwrap()
+                .with_root_certificates(roots)
+                .with_no_client_auth();
+            client.enable_sni = sends_name;
+            let (near, far) = tokio::io::duplex(64 * 1024);
+            let name = ServerName::try_from(node_id(seed).to_string()).unwrap();
+            let connector = TlsConnector::from(Arc::new(client));
+            let acceptor = TlsAcceptor::from(Arc::new(config.clone()));
+            let (near, _far) = tokio::join!(connector.connect(name, near), acceptor.accept(far));
+            let near = near.ok()?;
+            Some(near.get_ref().1.peer_certificates()?[0].to_vec())
+        };
+        assert_eq!(shown(&both, 1, true).await.as_ref(), Some(&own.certificate));
+        assert_eq!(shown(&both, 1, false).await.as_ref(), Some(&own.certificate));
+        assert_eq!(shown(&both, 2, true).await.as_ref(), Some(&named.certificate));
+        assert_eq!(shown(&both, 2, false).await, None, "the node's own has another name");
+        assert_eq!(shown(&alone, 2, true).await, None, "there is one certificate");
+    }
 
     #[test]
     fn chacha20_comes_first_without_instructions_for_aes_gcm_and_nothing_goes() {

@@ -2,8 +2,8 @@
 //!
 //! `controller` starts one on each Kubernetes controller, on port 6444. It serves through the
 //! server layer of all other ports ([`polis_wire::rpc`]): TLS 1.3 with the node's certificate
-//! of the cluster, the access list at every request, and an end to everything that a user has
-//! open once the user is revoked.
+//! of the cluster or that of the API server, the access list at every request, and an end to
+//! everything that a user has open once the user is revoked.
 //!
 //! ```text
 //! kubectl --user's certificate--> [6444] --auth-proxy certificate--> API server, loopback
@@ -16,6 +16,8 @@
 //! - The API server receives the name and the group of the certificate, and no other ones.
 //! - A connection to the API server carries the requests of one connection of one user.
 //! - The open requests of a user end with the access of the user.
+//! - A client that asks for no name, or for that of the node, sees the node's certificate, and
+//!   any other client that of the API server.
 //!
 //! What this module does not do: decide what a user may do in Kubernetes. The API server does,
 //! by the bindings of `objects`.
@@ -71,6 +73,9 @@ pub(super) struct Service {
     pub(super) site: Site,
     pub(super) node: NodeId,
     pub(super) identity: Identity,
+    /// The certificate of the API server, for clients that ask for a name of the cluster's
+    /// configuration: that of the node has the node's name alone.
+    pub(super) named: watch::Receiver<Option<Credentials>>,
     pub(super) parts: Parts,
 }
 
@@ -111,6 +116,7 @@ impl Service {
                 limits: limits(),
             },
             credentials: self.identity.credentials,
+            named: Some(self.named),
             access_list: self.identity.access_list,
             metrics: self.identity.metrics,
             table,

@@ -81,12 +81,12 @@ impl World {
         let front_proxy_ca = namespace.ensure(&front_proxy_authority(), now).await.unwrap();
         site.run.ca.write(pki::certificate_pem(&ca.der).as_bytes()).unwrap();
         let public = |seed| key(seed).verifying_key().to_bytes();
-        let own = Purpose::AuthProxy.wish(&site, node, public(2));
+        let own = Purpose::AuthProxy.wish(&site, node, &[], public(2));
         let own = namespace.ensure(&own, now).await.unwrap();
         let pair = Purpose::AuthProxy.pair(&site.data);
         pair.certificate.write(pki::certificate_pem(&own.der).as_bytes()).unwrap();
         pair.key.write(pki::key_pem(&key(2)).as_bytes()).unwrap();
-        let server = Purpose::ApiServer.wish(&site, node, public(3));
+        let server = Purpose::ApiServer.wish(&site, node, &[], public(3));
         let server = namespace.ensure(&server, now).await.unwrap();
         let tls = tls(&server.der, &front_proxy_ca.der);
 

@@ -25,7 +25,7 @@ pub(crate) async fn trusted(base: &Path) -> (Site, TlsAcceptor) {
     let (now, key) = (clock::now(), SigningKey::from_bytes(&[3; 32]));
     let ca = namespace.ensure(&authority(), now).await.unwrap();
     site.run.ca.write(pki::certificate_pem(&ca.der).as_bytes()).unwrap();
-    let wish = Purpose::ApiServer.wish(&site, node_id(1), key.verifying_key().to_bytes());
+    let wish = Purpose::ApiServer.wish(&site, node_id(1), &[], key.verifying_key().to_bytes());
     let chain = vec![CertificateDer::from(namespace.ensure(&wish, now).await.unwrap().der)];
     let key = PrivatePkcs8KeyDer::from(pki::key_der(&key).to_vec());
     let config = rustls::ServerConfig::builder_with_provider(provider())

@@ -24,7 +24,7 @@ pub mod quota;
 pub mod sysctl;
 pub mod tables;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use tracing::{info, warn};
 
@@ -100,7 +100,7 @@ pub fn prepare(config: &Config, roles: &[Role]) -> Result<(), Error> {
     let moved = cgroup::sort(&config.cgroup, &config.proc)?;
     let worker = roles.contains(&Role::KubernetesWorker);
     let uplinks = sysctl::uplinks(&config.interfaces);
-    set(config, &sysctl::plan(worker, &uplinks));
+    set(&config.proc, &sysctl::plan(worker, &uplinks));
     if worker {
         let limits = quota::apply(&config.tree.data)?;
         mounts::apply(&mounts::plan(&config.root, &config.tree.data))?;
@@ -113,11 +113,18 @@ pub fn prepare(config: &Config, roles: &[Role]) -> Result<(), Error> {
 /// Sets the parameters of the interfaces that lead out of the machine now: one that was plugged
 /// in after [`prepare`] begins with those of an interface of a pod. Blocks.
 pub fn prepare_uplinks(config: &Config) {
-    set(config, &sysctl::of_uplinks(&sysctl::uplinks(&config.interfaces)));
+    set(&config.proc, &sysctl::of_uplinks(&sysctl::uplinks(&config.interfaces)));
 }
 
-fn set(config: &Config, parameters: &[sysctl::Parameter]) {
-    for refused in sysctl::apply(&config.proc, parameters) {
+/// Sets the bounds of the kernel's table of connections, by the memory of the machine; `proc` is
+/// `/proc`. The kernel has the table once a rule of nftables looks at connections, so the mesh
+/// calls this after it has made its rules, which is before the first pod has an address. Blocks.
+pub fn allow_connections(proc: &Path) {
+    set(proc, &sysctl::of_connections(cgroup::memory(proc)));
+}
+
+fn set(proc: &Path, parameters: &[sysctl::Parameter]) {
+    for refused in sysctl::apply(proc, parameters) {
         warn!(error = &refused as &dyn std::error::Error, "goes on without a kernel parameter");
     }
 }
@@ -152,5 +159,29 @@ pub fn release(config: &Config) {
             }
         }
         Err(error) => warn!(error = &error as &dyn std::error::Error, "cannot unmount"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn the_table_of_connections_is_sized_by_the_memory_of_the_machine() {
+        let proc = tempfile::tempdir().unwrap();
+        let table = proc.path().join("sys/net/netfilter");
+        let files = ["nf_conntrack_buckets", "nf_conntrack_max"].map(|name| table.join(name));
+        fs::create_dir_all(&table).unwrap();
+        for file in &files {
+            fs::write(file, "65536\n").unwrap();
+        }
+        allow_connections(proc.path());
+        let texts = || files.each_ref().map(|file| fs::read_to_string(file).unwrap());
+        assert_eq!(texts(), ["65536\n", "65536\n"], "the memory is not known");
+        fs::write(proc.path().join("meminfo"), "MemTotal:        2097152 kB\n").unwrap();
+        allow_connections(proc.path());
+        assert_eq!(texts(), ["131072", "131072"]);
     }
 }

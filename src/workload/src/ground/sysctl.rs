@@ -8,6 +8,10 @@
 //! uplink gets 2 before forwarding is switched on, and every other interface 0: a pod that
 //! sends advertisements must not become the router of its node.
 //!
+//! The table of connections belongs to a module of the kernel, which the first rule of nftables
+//! that looks at connections loads: its bounds ([`of_connections`]) are set after the rules of the
+//! mesh.
+//!
 //! Forwarding ends with the role of a worker, and later interfaces accept advertisements again
 //! ([`without_forwarding`]); the other parameters stay.
 
@@ -56,12 +60,37 @@ const WORKER: &[(&str, &str)] = &[
     ("kernel/keys/root_maxbytes", "25000000"),
     // Every container that follows a file takes one; the kernel's 128 are a few pods.
     ("fs/inotify/max_user_instances", "8192"),
+    // One for each file or directory that a program follows, for all pods with the same user. The
+    // kernel's own bound is smaller on a smaller machine, and never larger. The memory of each
+    // counts for the pod that makes it.
+    ("fs/inotify/max_user_watches", "1048576"),
+    // Requests of asynchronous I/O on the whole machine: a few databases take the kernel's 65536.
+    ("fs/aio-max-nr", "1048576"),
+    // Open files of the whole machine. The kernel has some 100 for each MiB of memory, which one
+    // pod could take from all others and from CoreDNS. The memory of each file counts for the pod
+    // that opens it, and every process has a bound of its own.
+    ("fs/file-max", "9223372036854775807"),
+    // Neighbours on all links and in all network namespaces together: a pod and its node know each
+    // other, and a node knows each machine on its network. The kernel drops packets to any further
+    // one, by default from 1024 on, and forgets the unused ones above the second bound.
+    ("net/ipv4/neigh/default/gc_thresh3", "16384"),
+    ("net/ipv4/neigh/default/gc_thresh2", "8192"),
+    ("net/ipv6/neigh/default/gc_thresh3", "16384"),
+    ("net/ipv6/neigh/default/gc_thresh2", "8192"),
     // Search engines refuse to start with the kernel's 65530, and a pod without privileges cannot
     // raise it. The memory of each map counts for the pod that makes it.
     ("vm/max_map_count", "1048576"),
     // 250 pods of a thousand threads.
     ("kernel/pid_max", "262144"),
 ];
+
+/// A connection in the table takes some 400 bytes with its bucket, so a full table takes 2.5 % of
+/// the memory. The kernel itself never tracks more than this.
+const MEMORY_A_CONNECTION: u64 = 16 << 10;
+/// From 16 GiB of memory on, a full table takes 400 MiB. kube-proxy would stop at this number, too.
+const CONNECTIONS_MAX: u64 = 1 << 20;
+/// The kernel rounds the number of buckets up to whole pages, and reports the rounded one.
+const BUCKETS_A_PAGE: u64 = 512;
 
 /// One parameter as it should be.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -134,6 +163,21 @@ pub fn of_uplinks(uplinks: &[String]) -> Vec<Parameter> {
         ]
     };
     uplinks.iter().flat_map(of_one).collect()
+}
+
+/// The bounds of the table of connections on a machine with `memory` bytes, in order: the kernel
+/// drops the first packet of a connection that does not fit. One bucket for each connection, as the
+/// kernel has it. Without a figure of the memory, the kernel's own bounds stay.
+#[must_use]
+pub fn of_connections(memory: u64) -> Vec<Parameter> {
+    let count = (memory / MEMORY_A_CONNECTION).min(CONNECTIONS_MAX);
+    let count = count / BUCKETS_A_PAGE * BUCKETS_A_PAGE;
+    if count == 0 {
+        return Vec::new();
+    }
+    ["net/netfilter/nf_conntrack_buckets", "net/netfilter/nf_conntrack_max"]
+        .map(|name| Parameter::new(name, &count.to_string()))
+        .into()
 }
 
 /// Sets them below `proc`, and returns those that the kernel refused. Blocks.
@@ -225,9 +269,50 @@ mod tests {
         kernel/keys/root_maxkeys = 1000000
         kernel/keys/root_maxbytes = 25000000
         fs/inotify/max_user_instances = 8192
+        fs/inotify/max_user_watches = 1048576
+        fs/aio-max-nr = 1048576
+        fs/file-max = 9223372036854775807
+        net/ipv4/neigh/default/gc_thresh3 = 16384
+        net/ipv4/neigh/default/gc_thresh2 = 8192
+        net/ipv6/neigh/default/gc_thresh3 = 16384
+        net/ipv6/neigh/default/gc_thresh2 = 8192
         vm/max_map_count = 1048576
         kernel/pid_max = 262144
         ");
+    }
+
+    #[test]
+    fn the_table_of_connections_grows_with_the_memory() {
+        let of = |memory| shown(&of_connections(memory));
+        // Whole pages of buckets: 61,035 connections would be read back as another number.
+        insta::assert_snapshot!(of(1_000_000_000), @r"
+        net/netfilter/nf_conntrack_buckets = 60928
+        net/netfilter/nf_conntrack_max = 60928
+        ");
+        insta::assert_snapshot!(of(1 << 40), @r"
+        net/netfilter/nf_conntrack_buckets = 1048576
+        net/netfilter/nf_conntrack_max = 1048576
+        ");
+        assert_eq!(of(0), "");
+    }
+
+    #[test]
+    fn more_connections_fit_than_in_the_kernel_s_own_table_and_take_a_fortieth_of_the_memory() {
+        // What the kernel chooses by itself, just above the sizes at which it chooses more.
+        let machines = [
+            (512_u64 << 20, 4096_u64),
+            ((1 << 30) + 4096, 65_536),
+            ((4 << 30) + 4096, 262_144),
+            (64 << 30, 262_144),
+        ];
+        for (memory, kernel) in machines {
+            for parameter in of_connections(memory) {
+                let count: u64 = parameter.value.parse().unwrap();
+                assert!(count >= kernel, "{memory}: {}", parameter.name);
+                assert!(count * 400 <= memory / 40, "{memory}: {}", parameter.name);
+            }
+            assert_eq!(of_connections(memory).len(), 2, "{memory}");
+        }
     }
 
     #[test]

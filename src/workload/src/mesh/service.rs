@@ -42,6 +42,7 @@ use super::plan::Mesh;
 use super::records::{Place, place};
 use super::rules;
 use super::status::{Outputs, PeerStatus, Stage, Status, publish};
+use crate::ground;
 use crate::ground::sysctl::{self, Parameter};
 use crate::parts::{Part, PartState, Parts};
 use crate::runtime;
@@ -401,6 +402,9 @@ impl Service {
         self.accept_answers().await;
         if run.rules != Some(true) {
             self.rules(true, ctx).await?;
+            // The kernel has the table of connections from these rules on.
+            let proc = self.config.proc.clone();
+            blocking(move || ground::allow_connections(&proc)).await;
             run.rules = Some(true);
         }
         publish(&self.outputs.prefix, Some(prefix));

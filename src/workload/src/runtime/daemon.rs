@@ -41,6 +41,10 @@ const OOM_SCORE: i16 = -999;
 /// The kernel's own bound (`fs.nr_open`): a descriptor for each log and pipe of each
 /// container.
 const OPEN_FILES: u64 = 1 << 20;
+/// As many as there are numbers (`kernel.pid_max`), for containerd and for each user in pods: the
+/// kernel counts all pods with one user together, and its own bound, by memory, is small enough
+/// that one pod could keep another from starting threads. kubelet bounds the processes of each pod.
+const PROCESSES: u64 = 1 << 18;
 
 /// How long pods have to end when the machine does: with [`GRACE`], within the time that the
 /// supervisor gives a service to stop.
@@ -142,6 +146,7 @@ impl Daemon {
             .directory(ephemeral.containerd.dir.path())
             .oom_score_adj(OOM_SCORE)
             .open_files(OPEN_FILES)
+            .processes(PROCESSES)
             .log(ctx.sink("containerd", Parser::Json));
         for (name, value) in config::environment(&self.config.tree) {
             command = command.env(name, value);

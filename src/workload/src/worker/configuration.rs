@@ -161,7 +161,7 @@ pub(super) fn kube_proxy(site: &Site, node: NodeId) -> Vec<u8> {
         "healthzBindAddress": site.loopback_port(PROXY_HEALTH).to_string(),
         "metricsBindAddress": site.loopback_port(PROXY_METRICS).to_string(),
         "nodePortAddresses": ["primary"],
-        // The kernel's own limits, which depend on its memory.
+        // The node sets the bounds, by the memory of the machine (`ground::sysctl`).
         "conntrack": {"maxPerCore": 0, "min": 0},
         "nftables": {"minSyncPeriod": "1s", "syncPeriod": "30s"},
     }))

@@ -239,11 +239,18 @@ failures! {
     /// The member on the disk lacks a part.
     CONSENSUS_MEMBER_DAMAGED = Consensus 2: LOST_MEMBER;
     /// etcd itself reports that its database is damaged.
-    CONSENSUS_DATABASE_DAMAGED = Consensus 3: LOST_MEMBER;
+    CONSENSUS_DATABASE_DAMAGED = Consensus 3:
+        "check the disk and the memory of this machine, which may be failing; if the cluster has \
+         other members, they have all of its data: remove this node (`polisctl node delete NODE \
+         --force`), give it parameters that wipe its disk with its volumes (`polisctl parameters \
+         register --wipes` with its full ID), then reboot; if it was the only member, do not wipe \
+         the disk, which has snapshots of the last day: see docs/disaster.md";
     /// A cluster was to be founded from a file that is not a snapshot.
     CONSENSUS_SNAPSHOT = Consensus 4:
-        "replace it by a complete snapshot, as `polisctl etcd decrypt` writes it, or remove \
-         polis/etcd_snapshot.db from the ESP and found an empty cluster";
+        "copy the complete snapshot, as `polisctl etcd decrypt` writes it, to \
+         polis/etcd_snapshot.db on the ESP again, or use a larger disk where the cause is too \
+         little room, then reboot; without that file, the machine founds an empty cluster, which \
+         has no data of the snapshot; no cluster was founded yet";
 
     /// The sealed configuration on the ESP is damaged.
     CLUSTER_SEALED_DAMAGED = Cluster 1:
@@ -276,8 +283,11 @@ failures! {
          reboot";
     /// The cluster's store is damaged or another cluster's.
     CLUSTER_STORE = Cluster 8:
-        "restore etcd from a snapshot, or wipe the first 16 MiB of the data partition, delete it \
-         and polis/sealed_configuration.pb to start over";
+        "if the cluster has other members, look at them first (`polisctl etcd status`); give a \
+         machine that registers the CA of its cluster (`polisctl parameters register`); otherwise \
+         begin the cluster again from a snapshot (docs/disaster.md), or wipe the first 16 MiB of \
+         the data partition, delete it and polis/sealed_configuration.pb to start over without \
+         the data on this disk; then reboot; nothing was changed";
     /// The directory leads to another cluster than the CA.
     CLUSTER_UNTRUSTED = Cluster 9:
         "give this machine the CA of the cluster that the directory leads to (`polisctl parameters \

@@ -15,6 +15,10 @@
 //! rpc lacks a permission ----> [Service]
 //! ```
 //!
+//! A call that changes something runs in a task of its own (`changes`), from its handler to its
+//! entry: it is cut off only if the curator stops. A caller that hangs up cuts off the reading of
+//! a secret, and its wait for a departure.
+//!
 //! Invariants:
 //! - The answer of an audited call that changed something, or reads a secret, leaves after its
 //!   entry is in etcd.
@@ -33,6 +37,7 @@ use std::sync::Arc;
 use http::Request;
 use polis_proto::v1::{self, AuditEntry};
 use prost::Message;
+use prost::bytes::Bytes;
 use tokio::sync::{Mutex, mpsc};
 use tokio::time::{MissedTickBehavior, interval};
 use tonic::body::Body;
@@ -40,8 +45,8 @@ use tonic::{Code, Response, Status};
 use tracing::{info, warn};
 
 use super::kinds::{Kinds, STRANGERS};
-use super::{Handlers, Lead, Stream};
-use crate::curator::audit::{LINES, cut, page_after};
+use super::{Handlers, Lead};
+use crate::curator::audit::{LINES, cut};
 use polis_runtime::event::Closed;
 use polis_runtime::supervisor::Context;
 use polis_wire::audit::layer::{self, Answer, Audit, Handler, UnderWay};
@@ -53,13 +58,16 @@ use polis_wire::rpc::{self, Caller, Peer};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Changes,
+    /// As [`Self::Changes`], and it may be a departure: that is a task already, and is dropped if
+    /// its caller leaves before it begins.
+    Departs,
     /// As [`Self::Changes`], and open to viewers.
     Renews,
     ReadsSecret,
     No,
 }
 
-use Kind::{Changes, No, ReadsSecret, Renews};
+use Kind::{Changes, Departs, No, ReadsSecret, Renews};
 
 /// Every call of the audited services.
 const CALLS: &[(&str, Kind)] = &[
@@ -75,8 +83,8 @@ const CALLS: &[(&str, Kind)] = &[
     ("/polis.v1.Management/ConfirmFirewall", Changes),
     ("/polis.v1.Management/ConfirmRecoveryKey", Changes),
     ("/polis.v1.Management/ControlUpdate", Changes),
-    ("/polis.v1.Management/DecommissionNode", Changes),
-    ("/polis.v1.Management/DeleteNode", Changes),
+    ("/polis.v1.Management/DecommissionNode", Departs),
+    ("/polis.v1.Management/DeleteNode", Departs),
     ("/polis.v1.Management/DeleteRegistry", Changes),
     ("/polis.v1.Management/GetAudit", No),
     ("/polis.v1.Management/GetClusterInfo", No),
@@ -92,7 +100,7 @@ const CALLS: &[(&str, Kind)] = &[
     ("/polis.v1.Management/SetRegistry", Changes),
     ("/polis.v1.Management/SnapshotEtcd", ReadsSecret),
     ("/polis.v1.Management/UpdateNodeLabels", Changes),
-    ("/polis.v1.Management/UpdateNodeRoles", Changes),
+    ("/polis.v1.Management/UpdateNodeRoles", Departs),
 ];
 
 /// Whether a call has an entry; one that is missing from the table has.
@@ -130,15 +138,29 @@ enum Recorded {
 fn recorded(kind: Kind, answer: &http::Extensions) -> Recorded {
     let unchanged = answer.get::<Unchanged>().is_some();
     match kind {
-        Changes if unchanged => Recorded::Counted,
+        Changes | Departs if unchanged => Recorded::Counted,
         Renews if unchanged => Recorded::Never,
-        Changes | Renews | ReadsSecret => Recorded::Alone,
+        Changes | Departs | Renews | ReadsSecret => Recorded::Alone,
         No => Recorded::Never,
     }
 }
 
 /// Counted calls that wait for the service: more than one reader writes down in a second.
 const QUEUE: usize = 64;
+
+/// Whether a call runs to its end although its caller leaves. The answer of one that reads a
+/// secret would be of no use. A change of roles is a departure only if it takes a node out of etcd.
+fn runs_on(kind: Kind, path: &str, message: &[u8]) -> bool {
+    match kind {
+        Changes | Renews => true,
+        Departs if path.ends_with("/UpdateNodeRoles") => {
+            let call = v1::UpdateNodeRolesRequest::decode(message);
+            let remove = call.map(|call| call.remove.unwrap_or_default());
+            remove.is_ok_and(|remove| remove.consensus_member.is_none())
+        }
+        Departs | ReadsSecret | No => false,
+    }
+}
 
 impl Audit for Handlers {
     async fn serve(self, mut handler: impl Handler, request: Request<Body>) -> Answer {
@@ -150,6 +172,28 @@ impl Audit for Handlers {
             Ok(read) => read,
             Err(status) => return Ok(status.into_http()),
         };
+        let runs_on = runs_on(kind, request.uri().path(), message.as_deref().unwrap_or_default());
+        let changes = self.0.changes.clone();
+        let call = self.serve_audited(kind, handler, request, message);
+        if !runs_on {
+            return call.await;
+        }
+        let answer = changes.run(call).await;
+        answer.unwrap_or_else(|| {
+            Ok(Status::unavailable("this curator has stopped; try again").into_http())
+        })
+    }
+}
+
+impl Handlers {
+    /// Serves an audited call, whose message was read, and makes its entry.
+    async fn serve_audited(
+        self,
+        kind: Kind,
+        mut handler: impl Handler,
+        request: Request<Body>,
+        message: Option<Bytes>,
+    ) -> Answer {
         let path = request.uri().path();
         let caller = request.extensions().get::<Caller>();
         let peer = caller.map_or(Peer::None, |caller| caller.peer.clone());
@@ -158,7 +202,7 @@ impl Audit for Handlers {
             ..begun(caller, path)
         };
         let tell = |entry| self.0.attempts.tell(not_done(&peer, entry));
-        // A caller that hangs up drops this future: the change may have happened.
+        // This future may be dropped before its end: the change may have happened.
         let call = UnderWay::new(entry, tell);
         let response = handler.call(request).await?;
         let status = Status::from_header_map(response.headers());
@@ -194,6 +238,14 @@ impl Audit for Handlers {
             }
         })
     }
+
+    /// Appends an entry to the log, as the leader.
+    pub(super) async fn audit(&self, entry: AuditEntry) -> Result<(), Status> {
+        let lead = self.lead()?;
+        let entry = AuditEntry { node: self.0.node.to_string(), ..entry };
+        let written = Box::pin(lead.store().audit(&self.0.audit, entry)).await;
+        written.map(drop).map_err(|error| lead.refuse(error))
+    }
 }
 
 /// The entry of a call that was not done, as it is counted. A caller without a certificate of the
@@ -214,7 +266,7 @@ fn not_done(peer: &Peer, entry: AuditEntry) -> AuditEntry {
 fn unwritten(kind: Kind) -> Status {
     Status::unavailable(match kind {
         ReadsSecret => "the audit log cannot be written, so this is not shown; try again",
-        Changes | Renews | No => {
+        Changes | Departs | Renews | No => {
             "the change was made, and the audit log cannot be written; try again"
         }
     })
@@ -277,90 +329,10 @@ fn what(path: &str, message: &[u8]) -> String {
     }
 }
 
-impl Handlers {
-    /// Appends an entry to the log, as the leader.
-    pub(super) async fn audit(&self, entry: AuditEntry) -> Result<(), Status> {
-        let lead = self.lead()?;
-        let entry = AuditEntry { node: self.0.node.to_string(), ..entry };
-        let written = Box::pin(lead.store().audit(&self.0.audit, entry)).await;
-        written.map(drop).map_err(|error| lead.refuse(error))
-    }
-}
-
 impl Lead {
     /// The answer of a call that changes records by [`Lead::store`] alone.
     pub(super) fn answer<T>(&self, message: T) -> Response<T> {
         answer(message, self.store().kv.wrote())
-    }
-
-    /// The pages of the log.
-    pub(super) fn audit(self, request: v1::GetAuditRequest) -> Stream<v1::GetAuditResponse> {
-        let v1::GetAuditRequest { from, follow } = request;
-        let newest = self.handlers.0.audit.follow();
-        let leadership = self.handlers.0.leadership.clone();
-        let reader = Reader { lead: self, newest, leadership, from, follow, waits: false };
-        Box::pin(futures::stream::unfold(Some(reader), |reader| async move {
-            let mut reader = reader?;
-            match Box::pin(reader.next()).await {
-                Ok(page) => page.map(|page| (Ok(page), Some(reader))),
-                // The last message.
-                Err(status) => Some((Err(status), None)),
-            }
-        }))
-    }
-}
-
-/// The stream of one reader of the log.
-struct Reader {
-    lead: Lead,
-    newest: tokio::sync::watch::Receiver<u64>,
-    leadership: tokio::sync::watch::Receiver<crate::curator::leader::Leadership>,
-    /// The first entry that was not sent yet.
-    from: u64,
-    follow: bool,
-    /// Whether all entries that there were are sent.
-    waits: bool,
-}
-
-impl Reader {
-    async fn next(&mut self) -> Result<Option<v1::GetAuditResponse>, Status> {
-        loop {
-            if self.waits && !self.follow {
-                return Ok(None);
-            }
-            if self.waits {
-                tokio::select! {
-                    // Cancel-safe, both: they wait for event values.
-                    changed = self.newest.changed() => {
-                        changed.map_err(|_closed| self.lead.handlers.not_leader())?;
-                    }
-                    changed = self.leadership.changed() => {
-                        changed.map_err(|_closed| self.lead.handlers.not_leader())?;
-                    }
-                }
-            }
-            if self.leadership.borrow_and_update().term.as_ref() != Some(&self.lead.term) {
-                return Err(self.lead.handlers.not_leader());
-            }
-            let _seen = *self.newest.borrow_and_update();
-            let audit = &self.lead.handlers.0.audit;
-            let page = self.lead.store().audit_page(audit, self.from).await;
-            let (head, entries) = page.map_err(|error| self.lead.refuse(error))?;
-            let waited = std::mem::replace(&mut self.waits, false);
-            let after = page_after(self.from);
-            // Behind the last page there is none, whatever a damaged head says.
-            if after > head.number || after == u64::MAX {
-                self.waits = true;
-                self.from = self.from.max(head.number.saturating_add(1));
-            } else {
-                // Of what was pruned there is nothing to read.
-                self.from = after.max(head.first);
-            }
-            // A first answer has the ends of the chain also without an entry.
-            if !entries.is_empty() || (self.waits && !waited) {
-                return Ok(Some(v1::GetAuditResponse { head: Some(head), entries }));
-            }
-        }
     }
 }
 
@@ -490,6 +462,26 @@ mod tests {
             assert!(audited || !more, "{path}");
         }
         assert_eq!(kind("/polis.v1.Management/NoSuch"), Changes);
+    }
+
+    #[test]
+    fn a_caller_that_leaves_cuts_off_a_departure_or_the_reading_of_a_secret_and_nothing_else() {
+        let roles = |remove: &[Role]| {
+            let remove = Some(Role::record(remove));
+            v1::UpdateNodeRolesRequest { remove, ..Default::default() }.encode_to_vec()
+        };
+        let cut_off = |message: &[u8]| {
+            let audited = CALLS.iter().filter(|(_, kind)| *kind != No);
+            let ends = audited.filter(|(path, kind)| !runs_on(*kind, path, message));
+            ends.map(|(path, _)| path.rsplit('/').next().unwrap()).collect::<Vec<_>>()
+        };
+        let departures = ["DecommissionNode", "DeleteNode"];
+        let secrets = ["GetRecoveryKey", "GetRegisterTicket", "SnapshotEtcd"];
+        let expected = [&departures[..], &secrets].concat();
+        assert_eq!(cut_off(&[]), expected);
+        assert_eq!(cut_off(&roles(&[Role::KubernetesWorker])), expected);
+        let leaves = [&expected[..], &["UpdateNodeRoles"]].concat();
+        assert_eq!(cut_off(&roles(&[Role::ConsensusMember])), leaves);
     }
 
     /// A viewer may renew its certificate as often as it likes, and the log has a bound.

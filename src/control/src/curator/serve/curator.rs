@@ -153,7 +153,7 @@ impl Curator for Handlers {
                 .directory
                 .send_if_modified(|directory| directory.set_health(id, v1::NodeHealth::Healthy));
         }
-        let interval_ms = u32::try_from(lead.pace().as_millis()).unwrap_or(u32::MAX);
+        let interval_ms = u32::try_from(lead.pace(id).as_millis()).unwrap_or(u32::MAX);
         let restart_etcd = lead.starts_again(id);
         let update = lead.orders(id);
         Ok(Response::new(v1::HeartbeatResponse { interval_ms, update, restart_etcd, prove_tpm }))

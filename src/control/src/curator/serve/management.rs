@@ -188,7 +188,7 @@ impl Management for Handlers {
     ) -> Result<Response<v1::NodeInfo>, Status> {
         let v1::UpdateNodeLabelsRequest { node_id, set, remove } = request.into_inner();
         let id = convert::node_id(&node_id, "node_id")?;
-        let set = convert::labels(set, "set", 2)?;
+        let set = convert::set_labels(set, "set", 2)?;
         let remove = convert::gone(remove, &set)?;
         let lead = self.lead()?;
         let changed = lead.store().change(id, Change::Labels { set, remove }).await;

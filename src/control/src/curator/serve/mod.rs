@@ -17,6 +17,8 @@
 
 mod aaa;
 mod audit;
+mod audit_pages;
+mod changes;
 mod curator;
 mod departures;
 mod kinds;
@@ -49,6 +51,8 @@ use tonic::service::Routes;
 
 pub use self::audit::Attempts;
 pub(super) use self::audit::Service as AuditService;
+pub use self::changes::Changes;
+pub(super) use self::changes::Service as ChangesService;
 pub use self::departures::{Departures, Service as DeparturesService};
 pub use self::kinds::Kinds;
 pub(super) use self::pruning::Pruning;
@@ -125,6 +129,8 @@ pub struct Parts {
     pub changing: Mutex<()>,
     /// Takes nodes out of etcd and out of the cluster, one after the other.
     pub departures: Departures,
+    /// Runs the calls that change something to their end.
+    pub changes: Changes,
     /// The right to take a snapshot: one at a time.
     pub snapshots: Arc<Semaphore>,
     /// The audit log.

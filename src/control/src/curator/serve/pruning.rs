@@ -1,10 +1,11 @@
 //! The pruning of issued certificates: while this curator leads, it removes the ones that
-//! have ended from the lists of the authorities, once an hour.
+//! have ended from the lists and the CRLs of the authorities, once an hour.
 //!
-//! Without it the lists would grow with every renewal, for as long as the cluster lives.
+//! Without it these would grow with every renewal, for as long as the cluster lives.
 //!
 //! Invariant: a clock that no other confirms removes nothing. By one that is ahead, certificates
-//! have ended that are valid, and one that is not on the list any more cannot be revoked.
+//! have ended that are valid: one that is not on the list any more cannot be revoked, and one that
+//! is not on the CRL any more is accepted again.
 
 use std::convert::Infallible;
 use std::time::Duration;

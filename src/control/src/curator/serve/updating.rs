@@ -4,7 +4,7 @@
 //! ```text
 //! BeginUpdate --plan--> cluster/update --> directory --> answers to heartbeats
 //!                             ^                |
-//!                             \--- step -------+--- heartbeats        every second
+//!                             \--- step -------+--- heartbeats
 //! ```
 //!
 //! Invariants:
@@ -33,10 +33,10 @@ use crate::curator::update::plan::plan;
 use crate::curator::update::{Bundle, Control, Fact, Facts, Next, journal};
 use polis_runtime::supervisor::Context;
 use polis_wire::identity::NodeId;
-use polis_wire::node_roles::HEARTBEAT;
+use polis_wire::node_roles::{HEARTBEAT, is_consensus_member};
 
-/// Between two looks at the journal, and between two heartbeats of a node while an update goes
-/// on.
+/// Between two looks at the journal, and between two heartbeats of a node that an update waits
+/// for.
 const EVERY: Duration = Duration::from_secs(1);
 
 /// How long the leave to restart counts: what it rests on may have changed since.
@@ -224,10 +224,9 @@ impl Lead {
         journal::restarting(&update, &facts, self.leave())
     }
 
-    /// Between two heartbeats: shorter while an update waits for them.
-    pub(super) fn pace(&self) -> Duration {
-        let update = self.handlers.0.directory.borrow().update();
-        if update.is_some_and(|update| journal::is_open(&update)) { EVERY } else { HEARTBEAT }
+    /// Between two heartbeats of a node.
+    pub(super) fn pace(&self, node: NodeId) -> Duration {
+        pace(&self.handlers.0.directory.borrow(), node)
     }
 
     /// Plans an update, and begins it unless it is a trial run.
@@ -323,6 +322,17 @@ impl Lead {
     }
 }
 
+/// Between two heartbeats of a node: shorter while an update goes on, for the voters and the nodes
+/// that it waits for. More heartbeats of the others would only load the leader.
+fn pace(directory: &Directory, node: NodeId) -> Duration {
+    let Some(update) = directory.update().filter(|update| journal::is_open(update)) else {
+        return HEARTBEAT;
+    };
+    let known = directory.node(node);
+    let votes = known.is_some_and(|known| is_consensus_member(known.node.roles.as_ref()));
+    if votes || journal::waits_for(&update, node) { EVERY } else { HEARTBEAT }
+}
+
 /// The update, with what it waits for while it goes on.
 fn with_wait(update: &v1::ClusterUpdate, waiting: Option<Waiting>) -> v1::GetUpdateResponse {
     let waiting = waiting.filter(|_| journal::is_open(update));
@@ -330,4 +340,60 @@ fn with_wait(update: &v1::ClusterUpdate, waiting: Option<Waiting>) -> v1::GetUpd
         waiting.map(|waiting| (waiting.what, waiting.since)).unwrap_or_default();
     let update = Some(update.clone());
     v1::GetUpdateResponse { update, waits_for, waits_since }
+}
+
+#[cfg(test)]
+mod tests {
+    use prost::Message as _;
+
+    use super::*;
+    use crate::consensus::client::{Change, Kv, Mirror};
+    use crate::curator::store;
+
+    fn id(seed: u8) -> NodeId {
+        NodeId::from_public_key(&[seed; 32])
+    }
+
+    fn put(key: String, value: Vec<u8>) -> Change {
+        Change::Put(Kv { key, value, created: 1, modified: 1, lease: 0 })
+    }
+
+    #[test]
+    fn only_voters_and_nodes_that_an_update_waits_for_send_more_heartbeats() {
+        let [voter, holder, first, second] = [1, 2, 3, 4].map(id);
+        let roles = v1::NodeRoles {
+            consensus_member: Some(v1::node_roles::ConsensusMember {}),
+            ..Default::default()
+        };
+        let record = v1::Node { roles: Some(roles), ..Default::default() };
+        let paces = |update: &v1::ClusterUpdate| {
+            let mut directory = Directory::default();
+            let changes = [
+                put(store::node_key(voter), record.encode_to_vec()),
+                put(UPDATE.to_owned(), update.encode_to_vec()),
+            ];
+            directory.apply(&Mirror::default(), &changes);
+            [voter, holder, first, second].map(|node| pace(&directory, node))
+        };
+        let step = |node: NodeId, state: Progress| v1::cluster_update::Step {
+            node_id: node.to_string(),
+            state: state.into(),
+            ..Default::default()
+        };
+        let mut update = v1::ClusterUpdate {
+            holder: holder.to_string(),
+            state: State::Loading.into(),
+            steps: vec![step(first, Progress::Waiting), step(second, Progress::Waiting)],
+            ..Default::default()
+        };
+        assert_eq!(paces(&update), [EVERY, EVERY, HEARTBEAT, HEARTBEAT]);
+        update.set_state(State::Running);
+        update.steps[0].set_state(Progress::Turn);
+        assert_eq!(paces(&update), [EVERY, EVERY, EVERY, HEARTBEAT]);
+        update.steps[0].set_state(Progress::Done);
+        update.steps[1].set_state(Progress::Turn);
+        assert_eq!(paces(&update), [EVERY, EVERY, HEARTBEAT, EVERY]);
+        update.set_state(State::Aborted);
+        assert_eq!(paces(&update), [HEARTBEAT; 4]);
+    }
 }

@@ -44,7 +44,7 @@ const ATTEMPTS_MAX: u32 = 8;
 const KEYS_MAX: u32 = 24;
 
 /// The time after which a node may change one more: each change leaves an entry on the CRL and a
-/// certificate on the list of what was issued, for good.
+/// certificate on the list of what was issued, for some days.
 const KEYS_PACE: Duration = Duration::from_secs(60 * 60);
 
 impl Lead {

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use polis_bundle::{KubernetesProgram, KubernetesTarget};
 use polis_proto::v1::{self, NodeHealth, NodeState};
 use semver::Version;
 
@@ -21,12 +22,18 @@ pub struct Fact {
     pub leads: bool,
     /// Whether it is on its way out of the cluster, or of etcd.
     pub leaving: bool,
+    /// The program of Kubernetes that its roles give it, an API server before kubelet; `None`
+    /// without a role of Kubernetes.
+    pub kubernetes: Option<KubernetesProgram>,
     /// By its heartbeats.
     pub health: NodeHealth,
     /// Whether its member of etcd knows a leader.
     pub quorum: bool,
     /// What it says of its systems, in its last heartbeat to this leader.
     pub report: Option<v1::UpdateReport>,
+    /// The image that it runs: the beginning of the hash of its content. `None` until the status in
+    /// its record is of the boot of that heartbeat.
+    pub image: Option<String>,
 }
 
 /// What the leader knows.
@@ -79,14 +86,19 @@ impl Fact {
     #[must_use]
     pub fn all(directory: &Directory, heartbeats: &Heartbeats, leader: NodeId) -> Vec<Self> {
         let up = directory.nodes().filter(|(_, known)| known.node.state() == NodeState::Up);
-        up.map(|(id, known)| Self {
-            id,
-            voter: is_consensus_member(known.node.roles.as_ref()),
-            leads: id == leader,
-            leaving: known.node.leaving.is_some(),
-            health: known.health,
-            quorum: heartbeats.consensus(id).is_some_and(|(figures, _age)| figures.leader != 0),
-            report: heartbeats.update(id).map(|report| v1::UpdateReport::clone(&report)),
+        up.map(|(id, known)| {
+            let report = heartbeats.update(id).map(|report| v1::UpdateReport::clone(&report));
+            Self {
+                id,
+                voter: is_consensus_member(known.node.roles.as_ref()),
+                leads: id == leader,
+                leaving: known.node.leaving.is_some(),
+                kubernetes: kubernetes(known.node.roles.as_ref()),
+                health: known.health,
+                quorum: heartbeats.consensus(id).is_some_and(|(figures, _age)| figures.leader != 0),
+                image: image(known.node.status.as_ref(), report.as_ref()),
+                report,
+            }
         })
         .collect()
     }
@@ -116,5 +128,65 @@ impl Fact {
     #[must_use]
     pub fn version(&self) -> Option<Version> {
         Version::parse(&self.report.as_ref()?.version).ok()
+    }
+
+    /// The Kubernetes that a bundle has to suit; `None` without a role of Kubernetes, and where the
+    /// node does not say which version it has.
+    #[must_use]
+    pub fn kubernetes(&self) -> Option<KubernetesTarget> {
+        let runs = Version::parse(&self.report.as_ref()?.kubernetes).ok()?;
+        Some(KubernetesTarget { runs, program: self.kubernetes? })
+    }
+}
+
+/// The program of Kubernetes that limits the step of a node with these roles.
+fn kubernetes(roles: Option<&v1::NodeRoles>) -> Option<KubernetesProgram> {
+    let v1::NodeRoles { kubernetes_controller, kubernetes_worker, .. } = roles?;
+    match (kubernetes_controller, kubernetes_worker) {
+        (Some(_), _) => Some(KubernetesProgram::ApiServer),
+        (None, Some(_)) => Some(KubernetesProgram::Kubelet),
+        (None, None) => None,
+    }
+}
+
+/// The image of the boot that a report is of, as the status in a record names it.
+fn image(status: Option<&v1::NodeStatus>, report: Option<&v1::UpdateReport>) -> Option<String> {
+    let (status, report) = (status?, report?);
+    let known = status.boot_id == report.boot_id && !status.image.is_empty();
+    known.then(|| status.image.clone())
+}
+
+#[cfg(test)]
+mod tests {
+    use polis_wire::node_roles::Role;
+
+    use super::*;
+
+    #[test]
+    fn the_image_of_a_node_is_known_once_its_status_is_of_the_boot_of_its_heartbeat() {
+        let status = |boot: &str, image: &str| v1::NodeStatus {
+            boot_id: boot.to_owned(),
+            image: image.to_owned(),
+            ..Default::default()
+        };
+        let report = v1::UpdateReport { boot_id: "now".to_owned(), ..Default::default() };
+        let known = |status: v1::NodeStatus| image(Some(&status), Some(&report));
+        assert_eq!(known(status("now", "00ff")).as_deref(), Some("00ff"));
+        assert_eq!(known(status("before", "00ff")), None);
+        assert_eq!(known(status("now", "")), None);
+        assert_eq!(image(None, Some(&report)), None);
+        assert_eq!(image(Some(&status("", "00ff")), None), None);
+    }
+
+    #[test]
+    fn an_api_server_counts_before_the_kubelet_beside_it() {
+        let of = |roles: &[Role]| kubernetes(Some(&Role::record(roles)));
+        let [member, controller, worker] = Role::ALL;
+        assert_eq!(of(&[member]), None);
+        assert_eq!(of(&[member, worker]), Some(KubernetesProgram::Kubelet));
+        for roles in [&[member, controller][..], &[member, controller, worker]] {
+            assert_eq!(of(roles), Some(KubernetesProgram::ApiServer));
+        }
+        assert_eq!(kubernetes(None), None);
     }
 }

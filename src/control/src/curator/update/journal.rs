@@ -22,7 +22,8 @@
 //! - At most one step has its turn.
 //! - A step gets its turn, and its node the leave to restart, only while every node that is up is
 //!   healthy and ready, and a voter only while etcd keeps its quorum without it.
-//! - The next step depends on the present leader, not on the leader at the time of the plan.
+//! - The next step depends on the present leader and on the versions of Kubernetes that run now,
+//!   not on those at the time of the plan.
 //! - A turn that failed and a turn that is repeated have different numbers.
 //! - A turn ends within [`RESTART_MAX`] of the leave to restart. That time begins anew where the
 //!   clock was set back to before the leave, or where the clock of another leader is behind it.
@@ -38,7 +39,7 @@ use polis_proto::v1::update_report::Phase;
 use semver::Version;
 
 use super::facts::{Fact, Facts, Fault};
-use super::plan::{place, spares_one, voters};
+use super::plan::{Order, spares_one, voters};
 use polis_wire::identity::NodeId;
 
 /// Bytes of the longest cause that is kept.
@@ -110,6 +111,14 @@ pub fn done(journal: &v1::ClusterUpdate) -> usize {
 #[must_use]
 pub fn in_turn(journal: &v1::ClusterUpdate) -> Option<&Step> {
     journal.steps.iter().find(|step| step.state() == Progress::Turn)
+}
+
+/// Whether the update waits for the heartbeats of this node: it has its turn, or it keeps the
+/// bundle.
+#[must_use]
+pub fn waits_for(journal: &v1::ClusterUpdate, node: NodeId) -> bool {
+    let node = node.to_string();
+    journal.holder == node || in_turn(journal).is_some_and(|step| step.node_id == node)
 }
 
 /// The journal of an update that begins.
@@ -293,7 +302,8 @@ fn running(journal: &v1::ClusterUpdate, facts: &Facts, now: i64) -> Next {
     }
     let waiting = (0..).zip(&journal.steps).filter(|(_, step)| step.state() == Progress::Waiting);
     let waiting = waiting.filter_map(|(at, step)| Some((at, fact_of(step)?)));
-    let next = waiting.min_by_key(|(_, fact)| place(fact));
+    let order = order(journal, nodes);
+    let next = waiting.min_by_key(|(_, fact)| order.place(fact));
     let Some((at, fact)) = next else {
         // The last one may have gone; the others are to be well after it, too.
         if let Some((node, fault)) = nodes.iter().find_map(|fact| Some((fact.id, fact.fault()?))) {
@@ -323,6 +333,12 @@ fn running(journal: &v1::ClusterUpdate, facts: &Facts, now: i64) -> Next {
     journal.steps[at].boot_id = boot_id(fact);
     (journal.steps[at].left, journal.steps[at].left_at) = (String::new(), 0);
     Next::Write(Box::new(journal))
+}
+
+/// The order of the turns that are left.
+fn order(journal: &v1::ClusterUpdate, nodes: &[Fact]) -> Order {
+    let brings = journal.bundle.as_ref().map(|bundle| Version::parse(&bundle.kubernetes));
+    Order::of(nodes, brings.and_then(Result::ok).as_ref())
 }
 
 /// What the update waits for where the holder of the bundle has left the cluster.

@@ -1,9 +1,10 @@
 //! The steps of a cluster's update, told by what nodes report.
 
+use polis_bundle::KubernetesProgram;
 use polis_proto::v1::NodeHealth;
 use proptest::prelude::*;
 
-use super::super::plan::tests::{bundle, fact, five, id, planned, report};
+use super::super::plan::tests::{bundle, fact, five, id, planned, report, with};
 use super::*;
 
 fn message() -> v1::UpdateBundle {
@@ -14,6 +15,7 @@ fn message() -> v1::UpdateBundle {
         variant: "base".to_owned(),
         signer: "aa11".to_owned(),
         etcd: "3.5.16".to_owned(),
+        kubernetes: String::new(),
     }
 }
 
@@ -85,8 +87,10 @@ impl World {
         let leads = self.fact(node).leads;
         let keeps = self.fact(node).report.clone().unwrap_or_default().keeps;
         let seed = (1..=9).find(|seed| id(*seed) == node).unwrap();
-        *self.fact(node) = Fact { leads, ..fact(seed, voter, "1.1.0") };
-        self.report(node, |report| report.keeps = keeps);
+        let kubernetes = self.fact(node).kubernetes;
+        let brings = self.journal.bundle.clone().unwrap_or_default().kubernetes;
+        *self.fact(node) = Fact { leads, kubernetes, ..fact(seed, voter, "1.1.0") };
+        self.report(node, |report| (report.keeps, report.kubernetes) = (keeps, brings));
     }
 }
 
@@ -120,6 +124,27 @@ fn nodes_take_turns_until_all_are_done() {
     assert_eq!(order[4], id(2), "the leader is the last");
     assert!(world.facts.iter().all(|fact| keeps(&world.journal, fact.id).is_empty()));
     assert_eq!(world.settle(), "");
+}
+
+#[test]
+fn workers_have_their_turns_after_every_api_server_where_the_minor_version_rises() {
+    let facts = five(1).into_iter().map(|fact| match fact.voter {
+        true => with(KubernetesProgram::ApiServer, "1.37.2", fact),
+        false => with(KubernetesProgram::Kubelet, "1.37.2", fact),
+    });
+    let mut world = World::loaded(facts.collect());
+    world.journal.bundle.as_mut().unwrap().kubernetes = "1.38.0".to_owned();
+    let mut order = Vec::new();
+    while world.journal.state() != State::Done {
+        world.settle();
+        let Some((node, _)) = world.turn() else { break };
+        world.takes(node);
+        order.push(node);
+    }
+    assert_eq!(world.journal.state(), State::Done);
+    assert_eq!(order[2], id(1), "the leader is the last voter");
+    let voters: Vec<_> = order.iter().map(|node| world.fact(*node).voter).collect();
+    assert_eq!(voters, [true, true, true, false, false]);
 }
 
 #[test]

@@ -19,7 +19,8 @@
 //! - One node has a turn at a time. It gets it, and the leave to restart, only while every node is
 //!   healthy and etcd can spare it.
 //! - No node gets a turn after one that failed, until an owner resumes.
-//! - The leader of the moment is the last.
+//! - The leader of the moment is the last, or before workers alone: those are the last where the
+//!   minor version of Kubernetes rises.
 //!
 //! What this module does not do: read heartbeats or write records (`serve::updating`), or put a
 //! system on a disk (`update`, on each node).

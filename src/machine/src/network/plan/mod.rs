@@ -439,12 +439,12 @@ pub(super) enum Former {
     Remove,
 }
 
-/// The difference. `renewed` is an address whose lease was just renewed.
+/// The difference. `renewed` are the addresses whose leases were just renewed.
 pub(super) fn actions(
     observed: &Observed,
     wanted: &Wanted,
     former: Former,
-    renewed: Option<(u32, Cidr)>,
+    renewed: &[(u32, Cidr)],
 ) -> Vec<Action> {
     let mut actions = Vec::new();
     let links = &observed.links;
@@ -483,7 +483,7 @@ pub(super) fn actions(
     actions.extend(made.map(|(index, cidr)| Action::RemoveAddress(*index, *cidr)));
     for (of, lifetime) in &wanted.addresses {
         let changes = match lifetime {
-            Some(_) => renewed == Some(*of),
+            Some(_) => renewed.contains(of),
             // A server gave it before the parameters did.
             None => observed.ending.contains(of),
         };

@@ -215,12 +215,12 @@ mod tests {
         ] {
             let mut observed = advertised(false, false);
             let wanted = plan(&observed, &network(ipv6), &Six::default());
-            let made = actions(&observed, &wanted, Former::Keep, None);
+            let made = actions(&observed, &wanted, Former::Keep, &[]);
             assert_eq!(made, expected.into_iter().collect::<Vec<_>>(), "{ipv6}");
             // And back, as another network is in force.
             observed.links.get_mut(&2).unwrap().switches = Some(Switches::of(ipv6));
             let wanted = plan(&observed, &Network::default(), &Six::default());
-            let made = actions(&observed, &wanted, Former::Keep, None);
+            let made = actions(&observed, &wanted, Former::Keep, &[]);
             let back = (Switches::of(ipv6) != Switches::of(Ipv6::Auto)).then(|| turn(true, false));
             assert_eq!(made, back.into_iter().collect::<Vec<_>>(), "from {ipv6}");
         }
@@ -241,7 +241,7 @@ mod tests {
             observed.addresses.insert((2, made));
             let wanted = plan(&observed, &network(ipv6), &six);
             let made_of_prefix = Action::RemoveAddress(2, made);
-            let all = actions(&observed, &wanted, Former::Keep, None);
+            let all = actions(&observed, &wanted, Former::Keep, &[]);
             assert!(all.contains(&Action::AddAddress(2, lease.address, Some(lease.lifetime))));
             assert_eq!(all.contains(&made_of_prefix), !stays, "{ipv6}: {all:?}");
         }
@@ -256,16 +256,16 @@ mod tests {
         let (mut observed, mut fixed) = (advertised(true, false), network(Ipv6::Auto));
         fixed.interfaces[0].settings.addresses.push(there);
         let wanted = plan(&observed, &fixed, &six);
-        let made = actions(&observed, &wanted, Former::Keep, None);
+        let made = actions(&observed, &wanted, Former::Keep, &[]);
         assert_eq!(made, [Action::AddAddress(2, there, None)], "the parameters give it");
 
         observed.addresses.insert((2, there));
         let wanted = plan(&observed, &network(Ipv6::Auto), &six);
-        let made = actions(&observed, &wanted, Former::Keep, None);
+        let made = actions(&observed, &wanted, Former::Keep, &[]);
         assert!(made.is_empty(), "the kernel made it of a prefix: {made:?}");
         observed.addresses.clear();
         let wanted = plan(&observed, &network(Ipv6::Auto), &six);
-        let made = actions(&observed, &wanted, Former::Keep, None);
+        let made = actions(&observed, &wanted, Former::Keep, &[]);
         assert_eq!(made, [Action::AddAddress(2, lease.address, Some(lease.lifetime))]);
     }
 
@@ -279,7 +279,7 @@ mod tests {
         let removes = |inherited: &BTreeSet<(u32, Cidr)>, ipv6| {
             let six = Six { inherited: Some(inherited), ..Six::default() };
             let wanted = plan(&observed, &network(ipv6), &six);
-            let all = actions(&observed, &wanted, Former::Remove, None);
+            let all = actions(&observed, &wanted, Former::Remove, &[]);
             all.contains(&Action::RemoveAddress(former.0, former.1))
         };
         assert!(!removes(&inherited, Ipv6::Auto));

@@ -146,7 +146,7 @@ fn links_come_up_before_the_parameters_are_known_and_nothing_else_happens() {
         link.up = false;
     }
     let wanted = wanted(&observed, None, &BTreeMap::new());
-    let actions = actions(&observed, &wanted, Former::Keep, None);
+    let actions = actions(&observed, &wanted, Former::Keep, &[]);
     assert_eq!(actions, [Action::Up(1), Action::Up(2), Action::Up(3)]);
     assert!(wanted.dhcp.is_empty());
 }
@@ -176,7 +176,7 @@ fn the_lease_of_one_link_is_the_node_s_and_the_others_stay_spares() {
         on_link: false,
     };
     assert_eq!(
-        actions(&observed(), &wanted, Former::Keep, None),
+        actions(&observed(), &wanted, Former::Keep, &[]),
         [Action::AddAddress(3, lease.address, Some(lease.lifetime)), Action::AddRoute(route)]
     );
 }
@@ -187,7 +187,7 @@ fn a_new_address_replaces_the_old_one() {
     observed.addresses.insert((2, cidr("10.0.2.15/24")));
     let lease = lease("10.0.9.1/24", [10, 0, 9, 254]);
     let wanted = wanted(&observed, Some(&network(vec![])), &BTreeMap::from([(2, &lease)]));
-    let actions = actions(&observed, &wanted, Former::Keep, None);
+    let actions = actions(&observed, &wanted, Former::Keep, &[]);
     assert_eq!(actions[0], Action::RemoveAddress(2, cidr("10.0.2.15/24")));
     assert_eq!(actions[1], Action::AddAddress(2, lease.address, Some(lease.lifetime)));
 }
@@ -197,9 +197,9 @@ fn an_address_of_a_former_run_stays_until_there_is_another() {
     let mut observed = observed();
     observed.addresses.insert((2, cidr("10.0.2.15/24")));
     let wanted = wanted(&observed, Some(&network(vec![])), &BTreeMap::new());
-    assert!(actions(&observed, &wanted, Former::Keep, None).is_empty());
+    assert!(actions(&observed, &wanted, Former::Keep, &[]).is_empty());
     assert_eq!(
-        actions(&observed, &wanted, Former::Remove, None),
+        actions(&observed, &wanted, Former::Remove, &[]),
         [Action::RemoveAddress(2, cidr("10.0.2.15/24"))]
     );
 }
@@ -210,7 +210,7 @@ fn what_the_kernel_configures_by_itself_is_left_alone() {
     observed.addresses.insert((1, cidr("127.0.0.1/8")));
     observed.addresses.insert((2, cidr("fd00::5054:ff:fe00:2/64")));
     let wanted = wanted(&observed, Some(&network(vec![])), &BTreeMap::new());
-    assert!(actions(&observed, &wanted, Former::Remove, None).is_empty());
+    assert!(actions(&observed, &wanted, Former::Remove, &[]).is_empty());
 }
 
 #[test]
@@ -218,9 +218,9 @@ fn a_renewal_extends_the_address_in_place() {
     let mut observed = observed();
     let lease = lease("10.0.2.15/24", [10, 0, 2, 2]);
     let wanted = wanted(&observed, Some(&network(vec![])), &BTreeMap::from([(2, &lease)]));
-    observed = after(observed.clone(), &actions(&observed, &wanted, Former::Keep, None));
+    observed = after(observed.clone(), &actions(&observed, &wanted, Former::Keep, &[]));
     assert_eq!(
-        actions(&observed, &wanted, Former::Remove, Some((2, cidr("10.0.2.15/24")))),
+        actions(&observed, &wanted, Former::Remove, &[(2, cidr("10.0.2.15/24"))]),
         [Action::AddAddress(2, lease.address, Some(lease.lifetime))]
     );
 }
@@ -264,7 +264,7 @@ fn a_static_configuration_is_found_by_name_and_by_mac() {
     assert!(wanted.dhcp.is_empty());
     assert_eq!(wanted.primary, Some((3, cidr("192.0.2.7/24"))), "the first of the parameters");
     assert_eq!(wanted.gateway, Some(IpAddr::from([192, 0, 2, 1])));
-    let actions = actions(&observed(), &wanted, Former::Keep, None);
+    let actions = actions(&observed(), &wanted, Former::Keep, &[]);
     assert!(actions.contains(&Action::Mtu(3, 9000)));
     assert!(actions.contains(&Action::AddAddress(2, cidr("198.51.100.7/24"), None)));
 }
@@ -286,7 +286,7 @@ fn addresses_of_a_former_configuration_are_removed_and_those_of_routers_stay() {
     observed.own.extend([old, (2, cidr("192.0.2.7/24"))]);
     let config = network(vec![by_name("eth0", &["192.0.2.8/24"])]);
     let wanted = wanted(&observed, Some(&config), &BTreeMap::new());
-    let mut removed = actions(&observed, &wanted, Former::Remove, None);
+    let mut removed = actions(&observed, &wanted, Former::Remove, &[]);
     removed.retain(|action| matches!(action, Action::RemoveAddress(..)));
     let expected = [cidr("192.0.2.7/24"), cidr("fd00::7/64")];
     assert_eq!(removed, expected.map(|cidr| Action::RemoveAddress(2, cidr)));
@@ -337,21 +337,37 @@ fn dhcp_raises_no_mtu_above_what_a_card_or_a_member_of_a_bond_takes() {
 }
 
 #[test]
+fn leases_that_were_renewed_together_have_their_new_ends_together() {
+    let links = ["eth0", "eth1"].map(|name| {
+        let mut link = by_name(name, &[]);
+        link.settings.dhcp = true;
+        link
+    });
+    let (one, two) = (lease("10.0.2.15/24", [10, 0, 2, 2]), lease("10.9.0.15/24", [10, 9, 0, 2]));
+    let leases = BTreeMap::from([(2, &one), (3, &two)]);
+    let wanted = wanted(&observed(), Some(&network(links.into())), &leases);
+    let before = after(observed(), &actions(&observed(), &wanted, Former::Keep, &[]));
+    let renewed = [(2, one.address), (3, two.address)];
+    let added = renewed.map(|(link, cidr)| Action::AddAddress(link, cidr, Some(one.lifetime)));
+    assert_eq!(actions(&before, &wanted, Former::Remove, &renewed), added);
+}
+
+#[test]
 fn an_address_of_the_parameters_does_not_end_with_a_lease_of_the_same() {
     let mut both = by_name("eth0", &["10.0.2.15/24"]);
     both.settings.dhcp = true;
     let lease = lease("10.0.2.15/24", [10, 0, 2, 2]);
     let wanted = wanted(&observed(), Some(&network(vec![both])), &BTreeMap::from([(2, &lease)]));
     let forever = Action::AddAddress(2, lease.address, None);
-    let added = actions(&observed(), &wanted, Former::Keep, None);
+    let added = actions(&observed(), &wanted, Former::Keep, &[]);
     assert!(added.contains(&forever), "{added:?}");
     // The kernel has it with the end of the lease, from before the parameters were known.
     let leased = Action::AddAddress(2, lease.address, Some(lease.lifetime));
     let before = after(observed(), &[leased]);
-    let renewed = Some((2, lease.address));
-    let added = actions(&before, &wanted, Former::Keep, renewed);
+    let renewed = [(2, lease.address)];
+    let added = actions(&before, &wanted, Former::Keep, &renewed);
     assert_eq!(added.iter().filter(|action| **action == forever).count(), 1, "{added:?}");
-    assert_eq!(actions(&after(before, &added), &wanted, Former::Keep, renewed), []);
+    assert_eq!(actions(&after(before, &added), &wanted, Former::Keep, &renewed), []);
 }
 
 #[test]
@@ -462,10 +478,10 @@ fn an_address_from_a_router_is_the_kernel_s_and_changes_nothing_there() {
     observed.addresses.insert(address);
     observed.links.get_mut(&2).unwrap().router = Some("fe80::1".parse().unwrap());
     let mut wanted = wanted(&observed, Some(&network(vec![])), &BTreeMap::new());
-    let before = actions(&observed, &wanted, Former::Remove, None);
+    let before = actions(&observed, &wanted, Former::Remove, &[]);
     wanted.advertised(&observed, address);
     assert_eq!(wanted.gateway, Some("fe80::1".parse().unwrap()));
-    assert_eq!(actions(&observed, &wanted, Former::Remove, None), before);
+    assert_eq!(actions(&observed, &wanted, Former::Remove, &[]), before);
     assert_eq!(waiting(&observed, Some(&network(vec![])), &wanted), None);
     assert_eq!(routed(&observed, &network(vec![by_name("eth1", &[])])), [3]);
     assert!(routed(&observed, &network(vec![by_name("eth1", &["fd00::7/64"])])).is_empty());
@@ -506,9 +522,9 @@ proptest! {
             fixed
         }).collect());
         let wanted = wanted(&observed, Some(&config), &leases);
-        let first = actions(&observed, &wanted, Former::Remove, None);
+        let first = actions(&observed, &wanted, Former::Remove, &[]);
         let observed = after(observed, &first);
-        prop_assert_eq!(actions(&observed, &wanted, Former::Remove, None), []);
+        prop_assert_eq!(actions(&observed, &wanted, Former::Remove, &[]), []);
         if wanted.primary.is_some() {
             prop_assert_eq!(waiting(&observed, Some(&config), &wanted), None);
         }

@@ -42,7 +42,7 @@ impl Run {
                 let seconds = lease.lifetime.as_secs();
                 info!("DHCP server {server} leases {address} to {name} for {seconds} s");
                 self.holding.answered(link, lease, Instant::now());
-                self.renewed = Some((link, address));
+                self.renewed.insert((link, address));
             }
             Event::Refused(refused) => {
                 warn!("a DHCP server's answer on {name} cannot be used: {refused}");

@@ -6,6 +6,7 @@
 //! reconcile  what the kernel has            read, plan, apply the difference
 //! publish    what others know               status, resolv.conf
 //! wake       when there is something to do  announcements, event values, answers, deadlines
+//! sockets    the way to the kernel          requests and announcements apart
 //! four       clients of DHCP
 //! six        clients of DHCPv6, and name servers of routers
 //! ```
@@ -39,6 +40,7 @@ mod ordered;
 mod publish;
 mod reconcile;
 mod six;
+pub(super) mod sockets;
 mod wake;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -46,13 +48,14 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use futures::channel::mpsc::UnboundedReceiver;
-use rtnetlink::{Handle, MulticastGroup};
+use rtnetlink::Handle;
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 
 use self::four::Clients;
 use self::kept::Kept;
 use self::six::V6;
+use self::sockets::Sockets;
 use self::wake::{Event, Notice, Noticed};
 use super::advertised::Advertised;
 use super::change::Changes;
@@ -72,8 +75,8 @@ use polis_runtime::supervisor::Context;
 /// answers within half a second.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// A look takes some milliseconds. Where announcements have filled the socket, the kernel drops the
-/// answer to a request, which waits for it without end: the next run asks over another socket.
+/// A look takes some milliseconds. A request waits without end for an answer that is lost: the next
+/// run asks over another socket.
 const LOOK_MAX: Duration = Duration::from_secs(60);
 
 /// The values that do not change while the node runs.
@@ -140,14 +143,8 @@ impl Service {
     /// [`Error`]; a restart finds what this run left and goes on from there.
     pub async fn run(self, ctx: Context) -> Result<(), Error> {
         ctx.stage(Stage::Network, State::Started);
-        let groups = [
-            MulticastGroup::Link,
-            MulticastGroup::Ipv4Ifaddr,
-            MulticastGroup::Ipv6Ifaddr,
-            MulticastGroup::Ipv6Ifinfo,
-        ];
-        let (connection, handle, notices) =
-            rtnetlink::new_multicast_connection(&groups).map_err(Error::Connect)?;
+        let Sockets { requests, handle, announcements, notices } =
+            Sockets::open().map_err(Error::Connect)?;
         let (changes, recorded) = ordered::recorded(&self.config.record).await;
         let kept = Kept::new(self.config.record.clone(), recorded);
         let known = configured(&self.known.borrow());
@@ -171,7 +168,7 @@ impl Service {
             clients: Clients::new(),
             v6: V6::listen().map_err(Error::Routers)?,
             former: Former::Keep,
-            renewed: None,
+            renewed: BTreeSet::new(),
             failed: BTreeSet::new(),
             noticed: Noticed::default(),
             started: Instant::now(),
@@ -184,7 +181,9 @@ impl Service {
             // Cancel-safe: only waits.
             () = ctx.cancelled() => Ok(()),
             // Ends with the run: the next run reads again what this cuts off.
-            () = connection => Err(Error::Closed),
+            () = requests => Err(Error::Closed),
+            // The same.
+            () = announcements => Err(Error::Closed),
             ended = Box::pin(run.drive(notices)) => ended.map(|never| match never {}),
         }
     }
@@ -215,8 +214,8 @@ struct Run {
     clients: Clients,
     v6: V6,
     former: Former,
-    /// An address whose lease was just renewed.
-    renewed: Option<(u32, parameters::Cidr)>,
+    /// Addresses whose leases were renewed, until the kernel has their new ends.
+    renewed: BTreeSet<(u32, parameters::Cidr)>,
     /// Actions whose last attempt failed: each failure is logged once.
     failed: BTreeSet<Action>,
     noticed: Noticed,

@@ -101,10 +101,12 @@ impl Run {
         self.shared = shared.to_vec();
     }
 
-    /// The awaited event of a node that has a lease already.
+    /// The awaited event of a node that has a lease already. The card that has the node's address
+    /// is not named: its lease waits for nothing.
     fn settling(&self, observed: &Observed, settled: Instant) -> String {
         let leases = self.holding.leases();
-        let have: Vec<_> = leases.keys().map(|link| name(observed, *link)).collect();
+        let others = leases.keys().filter(|link| self.primary.link() != Some(**link));
+        let have: Vec<_> = others.map(|link| name(observed, *link)).collect();
         format!(
             "an answer from a DHCP server on a card that comes before {}, which has one; for \
              {} s at most: configure the interface in the node parameters to wait for none",

@@ -15,12 +15,11 @@ use tokio::time::Instant;
 use tracing::{info, warn};
 
 use super::super::advertised::Dhcp;
-use super::super::holding::Spare;
 use super::super::plan::{self, Action, Former, Layout, Observed, Wanted};
 use super::super::view::name;
-use super::super::{apply, observe};
+use super::super::{apply, observe, probe};
 use super::{Config, Error, Run};
-use crate::parameters;
+use crate::parameters::{self, Cidr};
 
 /// Rounds of actions that make links: bonds before what is on them.
 const ROUNDS_MAX: usize = 8;
@@ -36,32 +35,18 @@ impl Run {
         if self.network.is_some() {
             self.holding.keep(&candidates);
         }
-        let spare = if self.chooses() { Spare::Any } else { Spare::Free };
-        let given_up = self.holding.review(&observed, &candidates, spare, Instant::now());
-        for (link, reason) in given_up {
-            warn!("gives up the address of {}: {reason}", name(&observed, link));
-        }
-        if self.chooses() {
-            let leases = self.holding.leases();
-            let chosen = self.primary.review(&observed, &candidates, &leases, Instant::now());
-            if let Some(link) = chosen.filter(|_link| candidates.len() > 1) {
-                info!("the address of {} is the node's", name(&observed, link));
-            }
-            if let Some(link) = self.primary.link().filter(|_link| self.primary.is_final()) {
-                self.holding.keep_only(link);
-            }
-        }
+        self.hold(&observed, &candidates);
         self.hold_routers(&observed);
         self.hold_v6(&observed);
         self.look_at_routers(&observed, candidates.is_empty());
         let wanted = self.wanted(&observed);
-        let renewed = self.renewed.take();
-        let actions = plan::actions(&observed, &wanted, self.former, renewed);
+        let renewed: Vec<_> = std::mem::take(&mut self.renewed).into_iter().collect();
+        let actions = plan::actions(&observed, &wanted, self.former, &renewed);
         let nothing_to_do = actions.is_empty();
         self.apply(&observed, actions, &mut failed).await;
         // A renewal that the kernel has refused is tried again, too.
-        let refused = |(link, cidr)| failed.contains(&Action::AddAddress(link, cidr, None));
-        self.renewed = renewed.filter(|renewed| refused(*renewed));
+        let refused = |of: &(u32, Cidr)| failed.contains(&Action::AddAddress(of.0, of.1, None));
+        self.renewed = renewed.into_iter().filter(refused).collect();
         self.failed = failed;
         if wanted.primary.is_some() {
             self.former = Former::Remove;
@@ -74,6 +59,28 @@ impl Run {
             info!("cannot ask which other machine has {address}: {error}");
         }
         Ok(observed)
+    }
+
+    /// Gives up leases that cannot be held any longer, and chooses among the others where the
+    /// parameters do not say which link has the node's address. `candidates` may ask for one.
+    fn hold(&mut self, observed: &Observed, candidates: &[u32]) {
+        let mut given_up = self.holding.review(observed, Instant::now());
+        if self.chooses() {
+            let (leases, dark) = (self.holding.leases(), self.holding.dark());
+            let chosen = self.primary.review(observed, candidates, &leases, &dark, Instant::now());
+            if let Some(link) = chosen.filter(|_link| candidates.len() > 1) {
+                info!("the address of {} is the node's", name(observed, link));
+            }
+            if let Some(link) = self.primary.link() {
+                given_up.extend(self.holding.give_way(link));
+                if self.primary.is_final() {
+                    self.holding.keep_only(link);
+                }
+            }
+        }
+        for (link, reason) in given_up {
+            warn!("gives up the address of {}: {reason}", name(observed, link));
+        }
     }
 
     /// Makes and removes bonds and VLANs; returns what the kernel has then, and what failed.
@@ -100,6 +107,11 @@ impl Run {
         failed: &mut BTreeSet<Action>,
     ) {
         for action in actions {
+            if let Action::Up(link) | Action::Join { link, .. } = &action
+                && let Some(card) = observed.links.get(link)
+            {
+                probe::ended(&self.service.config.sys, &card.name).await;
+            }
             match apply::apply(&self.handle, &action).await {
                 Ok(()) => self.applied(observed, &action),
                 Err(error) => {
@@ -155,7 +167,12 @@ impl Run {
 
     /// Chooses an address of the kernel where neither DHCP nor the parameters give one.
     fn look_at_routers(&mut self, observed: &Observed, nothing_asks: bool) {
-        let leases = self.holding.leases();
+        let mut leases = self.holding.leases();
+        if self.chooses() {
+            // A dark link gives way to an address of another one.
+            let dark = self.holding.dark();
+            leases.retain(|link, _lease| !dark.contains(link));
+        }
         let Some(network) = &self.network else { return };
         if plan::wanted(observed, Some(network), &leases).primary.is_some() {
             return self.advertised.rest();

@@ -19,7 +19,7 @@ use tokio_stream::StreamMap;
 use tracing::{info, warn};
 
 use super::super::dhcpv6::{self, Client, Event, Servers, Want};
-use super::super::holding::{Holding, Spare};
+use super::super::holding::Holding;
 use super::super::observe;
 use super::super::plan::{self, Flaw, Kind, Observed, Six};
 use super::super::rdnss::Routers;
@@ -150,8 +150,8 @@ impl Run {
         let candidates = plan::candidates_v6(&plan::modes(observed, network));
         self.v6.holding.keep(&candidates);
         self.v6.servers.retain(|link, _servers| candidates.contains(link));
-        // Links do not stand in for each other: each has addresses of its own.
-        let given_up = self.v6.holding.review(observed, &[], Spare::Free, Instant::now());
+        // Links do not stand in for each other: each has addresses of its own, dark or not.
+        let given_up = self.v6.holding.review(observed, Instant::now());
         for (link, reason) in given_up {
             warn!("gives up the DHCPv6 address of {}: {reason}", name(observed, link));
         }
@@ -181,7 +181,7 @@ impl Run {
                 let (address, server) = (lease.address, lease.server);
                 let seconds = lease.lifetime.as_secs();
                 info!("DHCPv6 server {server} leases {address} to {name} for {seconds} s");
-                self.renewed = Some((link, address));
+                self.renewed.insert((link, address));
                 self.v6.holding.answered(link, lease, Instant::now());
                 if let Some(inherited) = &mut self.v6.inherited {
                     inherited.retain(|(of, _)| *of != link);

@@ -23,7 +23,7 @@ use super::{Error, PATIENCE, Run, configured};
 use crate::parameters;
 use polis_runtime::event;
 
-/// The kernel announces every change; a full socket may lose one, so all is read
+/// The run listens for changes of links and addresses, and not for those of routes, so all is read
 /// again now and then.
 const REVIEW: Duration = Duration::from_secs(60);
 

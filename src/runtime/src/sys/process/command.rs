@@ -109,6 +109,14 @@ impl Command {
         self
     }
 
+    /// The number of processes and threads that its user may have, soft and hard, which holds for
+    /// every program that it starts, too; without this, the node's own, which is half of what the
+    /// memory of the machine allows.
+    pub fn processes(mut self, count: u64) -> Self {
+        self.limits.processes = Some(count);
+        self
+    }
+
     /// The bits that no file or socket of its making has, as `umask` takes them; without this,
     /// the node's own.
     pub fn umask(mut self, bits: u32) -> Self {

@@ -133,6 +133,15 @@ async fn a_child_has_its_own_score_and_bound_of_open_files() {
 }
 
 #[tokio::test]
+async fn a_child_has_its_own_bound_of_processes() {
+    // The shell starts no process of its own, which this bound could forbid.
+    let script = "while read -r line; do case $line in 'Max processes'*) echo $line;; esac; \
+                  done < /proc/self/limits";
+    let seen = sh(script).processes(77).run().await.unwrap();
+    assert_eq!(seen, b"Max processes 77 77 processes\n");
+}
+
+#[tokio::test]
 async fn terminate_asks_first() {
     let mut child =
         sh("trap 'exit 7' TERM; echo up; while :; do sleep 0.05; done").spawn().await.unwrap();

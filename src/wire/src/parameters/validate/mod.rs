@@ -18,7 +18,7 @@ use super::text::{self, At as _, Refusal, located};
 use super::{
     Bootstrap, Cidr, Cluster, ClusterConfiguration, ColdStart, DirectoryNode, DiskVolume, Firewall,
     Install, LogTarget, NtpServer, Parameters, Ports, Register, StoragePolicy, Ticket, TpmMode,
-    attestation_policy, snapshot_target, wire,
+    attestation_policy, kubernetes_names, snapshot_target, wire,
 };
 use crate::identity::{NodeId, NodeName};
 use crate::registry::{self, Authority};
@@ -108,6 +108,12 @@ fn bootstrap(message: v1::ClusterBootstrap) -> Result<Bootstrap, Error> {
                            running cluster";
             return Err(Refusal::described("an attestation policy", allowed))
                 .at("cluster_bootstrap.cluster_configuration.attestation", 20);
+        }
+        Some(message) if message.kubernetes.is_some() => {
+            let allowed = "nothing: `polisctl cluster configure --kubernetes-name` sets them in a \
+                           running cluster";
+            return Err(Refusal::described("names of Kubernetes", allowed))
+                .at("cluster_bootstrap.cluster_configuration.kubernetes", 24);
         }
         Some(message) => configuration(message, "cluster_bootstrap.cluster_configuration")?,
         None => ClusterConfiguration::default(),
@@ -202,6 +208,10 @@ pub fn configuration(
     if let Some(message) = message.attestation {
         // The leader compares machines with it.
         attestation_policy(&message, &format!("{path}.attestation"))?;
+    }
+    if let Some(message) = message.kubernetes {
+        // Controllers read them from etcd.
+        kubernetes_names(&message, &format!("{path}.kubernetes"))?;
     }
     configuration.firewall = message
         .firewall

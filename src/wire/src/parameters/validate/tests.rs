@@ -189,6 +189,19 @@ fn a_new_cluster_has_no_attestation_policy() {
     assert!(refused.allowed.contains("cluster configure --attestation-image"), "{refused}");
 }
 
+#[test]
+fn a_new_cluster_has_no_names_of_kubernetes() {
+    let configuration = v1::ClusterConfiguration {
+        kubernetes: Some(v1::KubernetesConfiguration::default()),
+        ..Default::default()
+    };
+    let message =
+        ClusterBootstrap { cluster_configuration: Some(configuration), ..bootstrapping() };
+    let refused = refused(&with(WireCluster::ClusterBootstrap(message)));
+    assert_eq!(refused.number, 24);
+    assert!(refused.allowed.contains("cluster configure --kubernetes-name"), "{refused}");
+}
+
 fn time<'a>(servers: impl IntoIterator<Item = (&'a str, bool)>) -> v1::TimeConfiguration {
     let server = |(host, nts): (&str, bool)| v1::NtpServer { host: host.to_owned(), nts };
     v1::TimeConfiguration { servers: servers.into_iter().map(server).collect() }

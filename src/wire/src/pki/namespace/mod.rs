@@ -152,6 +152,18 @@ impl<S: Store> Namespace<S> {
         Ok(found.is_some_and(|found| stored::lacks_host(desired, &found.der)))
     }
 
+    /// Whether the existing certificate of a server of Kubernetes names a host that `desired` does
+    /// not. [`Self::renew`] keeps it nevertheless, until it is due.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::OtherKey`], and those of the store.
+    pub async fn has_former_host(&self, desired: &Certificate) -> Result<bool, Error> {
+        let Issuer::Authority(authority) = &desired.issuer else { return Ok(false) };
+        let found = self.find(desired, authority).await?.found;
+        Ok(found.is_some_and(|found| stored::has_former_host(desired, &found.der)))
+    }
+
     async fn ensure_authority(
         &self,
         desired: &Certificate,

@@ -1,5 +1,6 @@
 //! Revocation: the CRL of an authority, and the list of what it issued.
 
+use std::collections::BTreeMap;
 use std::time::SystemTime;
 
 use super::{Namespace, check_authority, check_name};
@@ -101,32 +102,74 @@ impl<S: Store> Namespace<S> {
         }
     }
 
-    /// Removes the certificates that have ended from the authority's list of what it issued,
-    /// except for revoked ones, which the CRL still names. Returns how many it removed.
+    /// Removes the certificates that have ended from the authority's list of what it issued.
+    /// A revoked one leaves the CRL first: the first call after its end signs a CRL that still
+    /// names it, and the next call removes it from both. Returns how many certificates left the
+    /// list.
     ///
-    /// It needs no guard: a certificate that has ended stays ended, and its serial number is
-    /// not used again.
+    /// The list needs no guard: a certificate that has ended stays ended, and its serial number
+    /// is not used again.
     ///
     /// # Errors
     ///
-    /// [`Error::Store`] and [`Error::Damaged`].
+    /// [`Error::Lost`] if the CRL changes at the same moment; [`Error::Store`] and
+    /// [`Error::Damaged`].
     pub async fn prune(&self, authority: &Certificate, now: SystemTime) -> Result<usize, Error> {
         let store = |source| Error::Store { name: authority.name.clone(), source };
-        let Some(crl) = self.crl(authority).await? else { return Ok(0) };
         let issued = self.store.list(&self.authority_key(authority, "issued/")).await;
-        let ended = |der: &[u8]| {
-            Facts::read(der).is_some_and(|facts| {
-                // By a clock that runs behind it may still be valid.
-                now > facts.not_after + CLOCK_TOLERANCE && !crl.revokes(&facts.serial)
-            })
-        };
-        let ended: Vec<_> =
-            issued.map_err(store)?.into_iter().filter(|(_, entry)| ended(&entry.value)).collect();
-        for part in ended.chunks(PRUNED_AT_ONCE) {
-            let writes = part.iter().map(|(key, _)| Write::Delete(key.clone())).collect();
+        let ended = issued.map_err(store)?.into_iter().filter_map(|(key, entry)| {
+            let Facts { serial, not_after, .. } = Facts::read(&entry.value)?;
+            // By a clock that runs behind it may still be valid.
+            let gone_at = not_after + CLOCK_TOLERANCE;
+            (now > gone_at).then_some((serial, (key, gone_at)))
+        });
+        let mut ended: BTreeMap<_, _> = ended.collect();
+        // Only now: what was revoked meanwhile is on it.
+        let Some(crl) = self.shortened(authority, &ended, now).await? else { return Ok(0) };
+        for serial in crl.serials() {
+            ended.remove(&serial);
+        }
+        let keys: Vec<_> = ended.into_values().map(|(key, _gone_at)| key).collect();
+        for part in keys.chunks(PRUNED_AT_ONCE) {
+            let writes = part.iter().map(|key| Write::Delete(key.clone())).collect();
             self.commit(&authority.name, Vec::new(), writes).await?;
         }
-        Ok(ended.len())
+        Ok(keys.len())
+    }
+
+    /// The authority's CRL, signed anew without the entries of certificates in `ended` that may
+    /// leave it; `None` if the authority does not exist. `ended` has, by serial number, the key of
+    /// a certificate in the list, and the time after which no clock takes it as valid.
+    ///
+    /// An entry stays until a CRL from after the end of its certificate has named it (RFC 5280,
+    /// section 3.3). One whose certificate is not in the list has no known end, and stays.
+    async fn shortened(
+        &self,
+        authority: &Certificate,
+        ended: &BTreeMap<Vec<u8>, (String, SystemTime)>,
+        now: SystemTime,
+    ) -> Result<Option<Crl>, Error> {
+        let [signer_at, signer_key_at, key] =
+            ["certificate", "key", "crl"].map(|leaf| self.authority_key(authority, leaf));
+        // As of one moment: a rotation replaces the CRL together with the key that signs it.
+        let keys = [&*signer_at, &*signer_key_at, &*key];
+        let [signer, signer_key, stored] = self.read(&authority.name, keys).await?;
+        let signer = stored::authority(&authority.name, signer, signer_key)?;
+        let Some((signer, _key)) = signer else { return Ok(None) };
+        let stored = stored.ok_or_else(|| damaged(&authority.name, "CRL"))?;
+        let old = Crl::read(&stored.value).ok_or_else(|| damaged(&authority.name, "CRL"))?;
+        if !old.revoked.iter().any(|entry| ended.contains_key(&entry.serial)) {
+            return Ok(Some(old));
+        }
+        let stays = |entry: &&Revoked| {
+            ended.get(&entry.serial).is_none_or(|(_key, gone_at)| old.issued <= *gone_at)
+        };
+        let revoked: Vec<Revoked> = old.revoked.iter().filter(stays).cloned().collect();
+        let der = crl::sign(&signer, &authority.name, old.number + 1, &revoked, now)?;
+        let new = Crl::read(&der).ok_or_else(|| damaged(&authority.name, "CRL"))?;
+        let guards = vec![Guard::Unchanged(key.clone(), stored.revision)];
+        self.commit(&authority.name, guards, vec![Write::Put(key, der)]).await?;
+        Ok(Some(new))
     }
 
     /// The authority's CRL as it is stored; `None` if the authority does not exist.

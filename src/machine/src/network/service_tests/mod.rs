@@ -23,6 +23,8 @@ use polis_base::stage::{Stage, State};
 use polis_runtime::event;
 use polis_runtime::supervisor::Context;
 
+mod cables;
+
 /// Far above what anything here takes, also on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(30);
 
