@@ -2,8 +2,8 @@
 //!
 //! API servers of one cluster may be one minor version apart, and objects that a newer one has
 //! written may be unreadable for an older one. kubelet may be three minor versions older than an
-//! API server, and never newer. An update of the cluster has the API servers first, so kubelet of
-//! a node without an API server only has to keep up.
+//! API server, and never newer. An update of the cluster has the API servers first, so a
+//! kubelet without an API server on its node must only not become too old for them.
 //!
 //! | the bundle's Kubernetes | a node with an API server | a node with kubelet alone |
 //! |---|---|---|
@@ -39,7 +39,7 @@ pub struct KubernetesTarget {
     pub program: KubernetesProgram,
 }
 
-/// Why the Kubernetes of a bundle does not come to a node.
+/// Why a node must not get the Kubernetes of a bundle.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum KubernetesRefusal {
     /// It is older.

@@ -12,7 +12,7 @@
 //!
 //! A certificate is renewed after two thirds of its life, when another authority signs, and when
 //! the cluster's configuration has other names for the API: within seconds, since the node reads
-//! them again and again. One that has a name too many is revoked and made anew. Every
+//! them every few seconds. The node revokes and replaces a certificate with a former name. Every
 //! program reads its files again when they change, but for the controller manager: it starts again
 //! when another key signs tokens, and once a former authority, which it gives to pods, is not
 //! trusted any more.

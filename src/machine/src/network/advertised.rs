@@ -21,7 +21,7 @@
 //! Invariants:
 //! - IPv4 comes first: while a link has a lease, or the parameters give an address, this chooses
 //!   none, and a lease that comes later takes its place. Without a configuration, the lease of a
-//!   dark link (`holding`) does not count.
+//!   unplugged link (`holding`) does not count.
 //! - With the same links, routers and prefixes, the same address is chosen, whatever the order
 //!   of the advertisements within the wait.
 //!
@@ -67,7 +67,7 @@ pub(super) struct Advertised {
     offered: Option<Instant>,
     /// The address that is chosen if nothing better comes, and when.
     settled: Option<((u32, Cidr), Instant)>,
-    dark_since: Option<Instant>,
+    unplugged_since: Option<Instant>,
     /// The time of the last review.
     reviewed: Option<Instant>,
 }
@@ -120,12 +120,12 @@ impl Advertised {
     /// Whether another address may take the place of the chosen one, which the kernel has.
     fn may_go(&mut self, observed: &Observed, (link, cidr): (u32, Cidr), now: Instant) -> bool {
         if observed.links.get(&link).is_some_and(|link| link.carrier) {
-            self.dark_since = None;
+            self.unplugged_since = None;
         } else {
-            self.dark_since.get_or_insert(now);
+            self.unplugged_since.get_or_insert(now);
         }
-        let dark = self.dark_since.is_some_and(|since| now >= since + CARRIER_GRACE);
-        dark || observed.flaws.contains_key(&(link, cidr))
+        let unplugged = self.unplugged_since.is_some_and(|since| now >= since + CARRIER_GRACE);
+        unplugged || observed.flaws.contains_key(&(link, cidr))
     }
 
     /// The link and the address that is the node's.
@@ -141,9 +141,9 @@ impl Advertised {
     /// When [`Advertised::review`] may decide otherwise than the last time; it may be past by
     /// now.
     pub(super) fn deadline(&self) -> Option<Instant> {
-        let dark = self.dark_since.map(|since| since + CARRIER_GRACE);
-        let dark = dark.filter(|at| self.reviewed.is_none_or(|reviewed| *at > reviewed));
-        self.settled.map(|(_, until)| until).into_iter().chain(dark).min()
+        let unplugged = self.unplugged_since.map(|since| since + CARRIER_GRACE);
+        let unplugged = unplugged.filter(|at| self.reviewed.is_none_or(|reviewed| *at > reviewed));
+        self.settled.map(|(_, until)| until).into_iter().chain(unplugged).min()
     }
 }
 
@@ -325,18 +325,18 @@ mod tests {
         assert_eq!(advertised.review(&deprecated, &[2, 3], Dhcp::Asked, now), Some(other));
 
         let mut advertised = taken();
-        let dark = unplug(observed(&[(2, "2001:db8::5/64"), (3, "2001:db8:1::5/64")]), 2);
-        assert_eq!(advertised.review(&dark, &[2, 3], Dhcp::Asked, now), None);
+        let unplugged = unplug(observed(&[(2, "2001:db8::5/64"), (3, "2001:db8:1::5/64")]), 2);
+        assert_eq!(advertised.review(&unplugged, &[2, 3], Dhcp::Asked, now), None);
         assert_eq!(advertised.deadline(), Some(now + CARRIER_GRACE));
         let later = now + CARRIER_GRACE;
-        assert_eq!(advertised.review(&dark, &[2, 3], Dhcp::Asked, later), Some(other));
+        assert_eq!(advertised.review(&unplugged, &[2, 3], Dhcp::Asked, later), Some(other));
 
         // Without another, nothing follows from it: it must not be due for ever.
         let mut advertised = taken();
-        let dark = unplug(observed(&[(2, "2001:db8::5/64")]), 2);
-        advertised.review(&dark, &[2, 3], Dhcp::Asked, now);
+        let unplugged = unplug(observed(&[(2, "2001:db8::5/64")]), 2);
+        advertised.review(&unplugged, &[2, 3], Dhcp::Asked, now);
         assert_eq!(advertised.deadline(), Some(now + CARRIER_GRACE));
-        advertised.review(&dark, &[2, 3], Dhcp::Asked, later);
+        advertised.review(&unplugged, &[2, 3], Dhcp::Asked, later);
         assert_eq!((advertised.chosen(), advertised.deadline()), (Some(address), None));
     }
 

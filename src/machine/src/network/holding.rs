@@ -2,12 +2,12 @@
 //!
 //! ```text
 //! answered --> [Held] --renewed--> [Held]
-//!                |--expired-------------------------------------> given up
-//!                |--link gone-----------------------------------> given up
-//!                +--dark, and another link has been chosen------> given up
+//!                |--expired------------------------------------------> given up
+//!                |--link gone----------------------------------------> given up
+//!                +--unplugged, and another link has been chosen------> given up
 //! ```
 //!
-//! A link is dark when its cable has been unplugged for [`CARRIER_GRACE`].
+//! A link counts as unplugged when it has had no carrier for [`CARRIER_GRACE`].
 //!
 //! Invariants:
 //! - A lease is not held past its end, even if the DHCP client does nothing, and says at each
@@ -48,7 +48,7 @@ struct Held {
     /// The lease as it is published.
     leased: Leased,
     /// Since when its cable is unplugged.
-    dark_since: Option<Instant>,
+    unplugged_since: Option<Instant>,
 }
 
 impl Holding {
@@ -57,13 +57,14 @@ impl Holding {
         self.held.iter().map(|(link, held)| (*link, &held.lease)).collect()
     }
 
-    /// The links with a lease that were dark at the last review.
-    pub(super) fn dark(&self) -> BTreeSet<u32> {
-        let dark = self.held.iter().filter(|(_link, held)| {
-            let dark_from = held.dark_since.map(|since| since + CARRIER_GRACE);
-            dark_from.is_some_and(|from| self.reviewed.is_some_and(|reviewed| reviewed >= from))
+    /// The links with a lease that were unplugged at the last review.
+    pub(super) fn unplugged(&self) -> BTreeSet<u32> {
+        let unplugged = self.held.iter().filter(|(_link, held)| {
+            let unplugged_from = held.unplugged_since.map(|since| since + CARRIER_GRACE);
+            unplugged_from
+                .is_some_and(|from| self.reviewed.is_some_and(|reviewed| reviewed >= from))
         });
-        dark.map(|(link, _held)| *link).collect()
+        unplugged.map(|(link, _held)| *link).collect()
     }
 
     /// A server answered, now.
@@ -74,7 +75,7 @@ impl Holding {
             address: lease.address,
             ends: lifetime.map(|lifetime| clock::uptime().saturating_add(lifetime)),
         };
-        self.held.insert(link, Held { lease, ends, leased, dark_since: None });
+        self.held.insert(link, Held { lease, ends, leased, unplugged_since: None });
     }
 
     /// The lease that a server gave to this link.
@@ -97,16 +98,16 @@ impl Holding {
         self.held.retain(|index, _held| candidates.contains(index));
     }
 
-    /// Gives up the leases of dark links, since `chosen` gives the node its address; returns them
-    /// with the reason. While `chosen` is dark itself, every lease stays.
+    /// Gives up the leases of unplugged links, since `chosen` gives the node its address; returns
+    /// them with the reason. While `chosen` is unplugged itself, every lease stays.
     pub(super) fn give_way(&mut self, chosen: u32) -> Vec<(u32, &'static str)> {
-        let mut dark = self.dark();
-        if dark.contains(&chosen) {
+        let mut unplugged = self.unplugged();
+        if unplugged.contains(&chosen) {
             return Vec::new();
         }
-        dark.retain(|link| self.held.remove(link).is_some());
+        unplugged.retain(|link| self.held.remove(link).is_some());
         let reason = "its cable is unplugged, and another interface has a lease";
-        dark.into_iter().map(|link| (link, reason)).collect()
+        unplugged.into_iter().map(|link| (link, reason)).collect()
     }
 
     /// Gives up what cannot be held any longer; returns it with the reason.
@@ -119,9 +120,9 @@ impl Holding {
             }
             let link = observed.links.get(index);
             if link.is_some_and(|link| link.carrier) {
-                held.dark_since = None;
+                held.unplugged_since = None;
             } else {
-                held.dark_since.get_or_insert(now);
+                held.unplugged_since.get_or_insert(now);
             }
             let reason = if link.is_none() {
                 "the interface is gone"
@@ -140,8 +141,8 @@ impl Holding {
     /// `None`: not by itself.
     pub(super) fn deadline(&self) -> Option<Instant> {
         let ends = self.held.values().filter_map(|held| held.ends);
-        let dark = self.held.values().filter_map(|held| held.dark_since);
-        let all = ends.chain(dark.map(|since| since + CARRIER_GRACE));
+        let unplugged = self.held.values().filter_map(|held| held.unplugged_since);
+        let all = ends.chain(unplugged.map(|since| since + CARRIER_GRACE));
         all.filter(|at| self.reviewed.is_none_or(|reviewed| *at > reviewed)).min()
     }
 }
@@ -231,11 +232,11 @@ mod tests {
         let pulled = unplug(observed(), 2);
         assert!(holding.review(&pulled, now).is_empty());
         assert_eq!(holding.deadline(), Some(now + CARRIER_GRACE));
-        assert!(holding.dark().is_empty());
+        assert!(holding.unplugged().is_empty());
         assert!(holding.give_way(3).is_empty(), "it may be an accident");
         let later = now + CARRIER_GRACE;
         assert!(holding.review(&pulled, later).is_empty());
-        assert_eq!(holding.dark(), BTreeSet::from([2]));
+        assert_eq!(holding.unplugged(), BTreeSet::from([2]));
         let given_up = holding.give_way(3);
         assert!(matches!(given_up.as_slice(), [(2, _)]), "{given_up:?}");
         assert_eq!(holding.leases().into_keys().collect::<Vec<_>>(), [3]);
@@ -255,15 +256,15 @@ mod tests {
     }
 
     #[test]
-    fn a_cable_that_is_plugged_in_again_is_not_dark() {
+    fn a_cable_that_is_plugged_in_again_is_not_unplugged() {
         let now = Instant::now();
         let mut holding = Holding::default();
         holding.answered(2, lease(3600), now);
         holding.review(&unplug(observed(), 2), now);
         holding.review(&unplug(observed(), 2), now + CARRIER_GRACE);
-        assert_eq!(holding.dark(), BTreeSet::from([2]));
+        assert_eq!(holding.unplugged(), BTreeSet::from([2]));
         holding.review(&observed(), now + CARRIER_GRACE + Duration::from_secs(1));
-        assert!(holding.dark().is_empty());
+        assert!(holding.unplugged().is_empty());
         assert!(holding.give_way(3).is_empty());
     }
 

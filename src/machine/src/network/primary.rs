@@ -1,7 +1,7 @@
 //! The link that gives an unconfigured node its address: a rule, and no race of DHCP servers.
 //!
 //! All links ask. Of those that got a lease the best counts: one with a cable before one that is
-//! dark (`holding`), a card of the machine before one behind USB (a management controller's is
+//! unplugged (`holding`), a card of the machine before one behind USB (a management controller's is
 //! one), a lease with a way out before one without, then the place of the card on its bus, which is
 //! the same at each boot. A link that would come first has some seconds to get a lease before
 //! another counts.
@@ -15,8 +15,8 @@
 //! ```
 //!
 //! A chosen link stays while it has a lease: a better place alone changes no address of a
-//! running node. While its lease is not of the best kind, and so while it is dark, the others go on
-//! asking: a dark link keeps the node's address until another has a lease.
+//! running node. While its lease is not of the best kind, and so while it is unplugged, the others
+//! go on asking: an unplugged link keeps the node's address until another has a lease.
 //!
 //! Invariants:
 //! - With the same links, servers and answers within [`SETTLE`] of the first, the same link is
@@ -45,7 +45,7 @@ const SETTLE_LONG: Duration = Duration::from_secs(60);
 /// How good a lease is; the least is the best.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Class {
-    dark: bool,
+    unplugged: bool,
     usb: bool,
     no_way_out: bool,
 }
@@ -67,13 +67,13 @@ pub(super) struct Primary {
 
 impl Primary {
     /// Looks at the links that may ask, at the leases that are held and at those of them that are
-    /// dark; returns the link that was chosen just now, in place of another or of none.
+    /// unplugged; returns the link that was chosen just now, in place of another or of none.
     pub(super) fn review(
         &mut self,
         observed: &Observed,
         candidates: &[u32],
         leases: &BTreeMap<u32, &Lease>,
-        dark: &BTreeSet<u32>,
+        unplugged: &BTreeSet<u32>,
         now: Instant,
     ) -> Option<u32> {
         self.asking.retain(|link, _since| candidates.contains(link));
@@ -83,7 +83,7 @@ impl Primary {
         let offer = |index: u32| {
             let (link, lease) = (observed.links.get(&index)?, leases.get(&index)?);
             let (class, place, index) = rank(index, link, lease.gateway().is_none());
-            Some((Class { dark: dark.contains(&index), ..class }, place, index))
+            Some((Class { unplugged: unplugged.contains(&index), ..class }, place, index))
         };
         // Its lease may have become another.
         self.chosen = self.chosen.and_then(|(index, _class)| Some((index, offer(index)?.0)));
@@ -143,7 +143,7 @@ impl Primary {
 
     /// Whether no other link needs to ask: the lease is of the best kind.
     pub(super) fn is_final(&self) -> bool {
-        let best = Class { dark: false, usb: false, no_way_out: false };
+        let best = Class { unplugged: false, usb: false, no_way_out: false };
         self.chosen.is_some_and(|(_link, class)| class == best)
     }
 
@@ -153,9 +153,9 @@ impl Primary {
     }
 }
 
-/// The rank of a link that is not dark.
+/// The rank of a link that is not unplugged.
 fn rank(index: u32, link: &Link, no_way_out: bool) -> Rank<'_> {
-    (Class { dark: false, usb: link.usb, no_way_out }, &link.place, index)
+    (Class { unplugged: false, usb: link.usb, no_way_out }, &link.place, index)
 }
 
 /// Whether the link has an address of a former run.
@@ -210,7 +210,7 @@ mod tests {
         primary: Primary,
         observed: Observed,
         candidates: Vec<u32>,
-        dark: BTreeSet<u32>,
+        unplugged: BTreeSet<u32>,
         start: Instant,
     }
 
@@ -218,14 +218,14 @@ mod tests {
         fn new(candidates: &[u32]) -> Self {
             let (primary, start) = (Primary::default(), Instant::now());
             let (observed, candidates) = (observed(), candidates.to_vec());
-            Self { primary, observed, candidates, dark: BTreeSet::new(), start }
+            Self { primary, observed, candidates, unplugged: BTreeSet::new(), start }
         }
 
         fn at(&mut self, seconds: u64, leases: &[(u32, bool)]) -> Option<u32> {
             let leases: Vec<_> = leases.iter().map(|(link, out)| (*link, lease(*out))).collect();
             let leases = leases.iter().map(|(link, lease)| (*link, lease)).collect();
             let now = self.start + Duration::from_secs(seconds);
-            self.primary.review(&self.observed, &self.candidates, &leases, &self.dark, now);
+            self.primary.review(&self.observed, &self.candidates, &leases, &self.unplugged, now);
             self.primary.link()
         }
     }
@@ -331,32 +331,32 @@ mod tests {
     }
 
     #[test]
-    fn a_dark_card_keeps_the_address_until_another_card_has_a_lease() {
+    fn an_unplugged_card_keeps_the_address_until_another_card_has_a_lease() {
         let mut story = Story::new(&[2, 3]);
         assert_eq!(story.at(0, &[(2, true)]), Some(2));
         story.observed.addresses.insert((2, "10.0.2.15/24".parse().unwrap()));
-        story.dark.insert(2);
+        story.unplugged.insert(2);
         assert_eq!(story.at(100, &[(2, true)]), Some(2), "the other has no lease");
         assert!(!story.primary.is_final(), "the other has to ask");
         assert_eq!(story.at(101, &[(2, true), (3, true)]), Some(3));
         assert!(story.primary.is_final());
-        story.dark.clear();
+        story.unplugged.clear();
         assert_eq!(story.at(102, &[(2, true), (3, true)]), Some(3), "it runs");
 
         let mut back = Story::new(&[2, 3]);
         assert_eq!(back.at(0, &[(2, true)]), Some(2));
-        back.dark.insert(2);
+        back.unplugged.insert(2);
         assert_eq!(back.at(100, &[(2, true)]), Some(2));
-        back.dark.clear();
+        back.unplugged.clear();
         assert_eq!(back.at(101, &[(2, true), (3, true)]), Some(2));
         assert!(back.primary.is_final());
     }
 
     #[test]
-    fn a_dark_card_keeps_the_address_while_a_better_card_than_the_next_one_may_answer() {
+    fn an_unplugged_card_keeps_the_address_while_a_better_card_than_the_next_one_may_answer() {
         let mut story = Story::new(&[2, 3, 4]);
         assert_eq!(story.at(0, &[(2, true)]), Some(2));
-        story.dark.insert(2);
+        story.unplugged.insert(2);
         // The card 3 asks, too, and comes before one behind USB.
         assert_eq!(story.at(100, &[(2, true), (4, true)]), Some(2));
         let until = story.start + Duration::from_secs(100) + SETTLE_LONG;

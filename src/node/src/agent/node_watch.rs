@@ -65,8 +65,9 @@ pub(super) async fn run(service: Service, ctx: Context) -> Result<(), Closed> {
     }
 }
 
-/// Waits until a leader is known, and then for the pause. A pause during the election alone would
-/// be over before it: the announcement of the leader would start all streams at once.
+/// Waits until a leader is known, and then for the pause. A pause that runs
+/// during the election would end before it does, and the announcement of the leader would start
+/// all streams at once.
 async fn before_retry(mut leader: watch::Receiver<Option<NodeId>>) -> Result<(), Closed> {
     loop {
         let known = until(&mut leader, "the leader", |leader| *leader).await?;

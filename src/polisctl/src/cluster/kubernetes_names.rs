@@ -11,7 +11,8 @@ use crate::error::{Error, Explain as _};
 pub(crate) struct Names {
     /// A DNS name or an IP address under which clients reach the Kubernetes controllers, such as
     /// that of a load balancer; the certificates of the controllers have it. Repeatable, at most
-    /// eight: the names replace those that there were, and a kubeconfig has the first one.
+    /// eight: the names replace those that there were, and a kubeconfig has the first one. A
+    /// client that uses an address on port 6444 needs the TLS server name kubernetes.default.svc.
     #[arg(long = "kubernetes-name", value_name = "HOST")]
     kubernetes_names: Vec<String>,
     /// Take the names of Kubernetes away.

@@ -283,11 +283,12 @@ failures! {
          reboot";
     /// The cluster's store is damaged or another cluster's.
     CLUSTER_STORE = Cluster 8:
-        "if the cluster has other members, look at them first (`polisctl etcd status`); give a \
-         machine that registers the CA of its cluster (`polisctl parameters register`); otherwise \
-         begin the cluster again from a snapshot (docs/disaster.md), or wipe the first 16 MiB of \
-         the data partition, delete it and polis/sealed_configuration.pb to start over without \
-         the data on this disk; then reboot; nothing was changed";
+        "if the cluster has other members, look at their state first (`polisctl etcd status`); \
+         if this machine registers, give it parameters with the CA of its cluster (`polisctl \
+         parameters register`); otherwise begin the cluster again from a snapshot \
+         (docs/disaster.md), or wipe the first 16 MiB of the data partition, delete it and \
+         polis/sealed_configuration.pb to start over without the data on this disk; then reboot; \
+         nothing was changed";
     /// The directory leads to another cluster than the CA.
     CLUSTER_UNTRUSTED = Cluster 9:
         "give this machine the CA of the cluster that the directory leads to (`polisctl parameters \

@@ -179,9 +179,7 @@ impl Audit for Handlers {
             return call.await;
         }
         let answer = changes.run(call).await;
-        answer.unwrap_or_else(|| {
-            Ok(Status::unavailable("this curator has stopped; try again").into_http())
-        })
+        answer.unwrap_or_else(|| Ok(Status::unavailable(UNANSWERED).into_http()))
     }
 }
 
@@ -261,6 +259,10 @@ fn not_done(peer: &Peer, entry: AuditEntry) -> AuditEntry {
         },
     }
 }
+
+/// The answer to a call whose change has none: the curator stopped before it began, or during it.
+const UNANSWERED: &str = "this curator has stopped, and what the call asked for may have been done; \
+                          look whether it was before you try again";
 
 /// The answer of a call whose entry cannot be written.
 fn unwritten(kind: Kind) -> Status {

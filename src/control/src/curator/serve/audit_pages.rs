@@ -69,7 +69,7 @@ impl Reader {
             let (head, entries) = page.map_err(|error| self.lead.refuse(error))?;
             let waited = std::mem::replace(&mut self.waits, false);
             let after = page_after(self.from);
-            // Behind the last page there is none, whatever a damaged head says.
+            // No page follows the last one, even if a damaged head has a higher number.
             if after > head.number || after == u64::MAX {
                 self.waits = true;
                 self.from = self.from.max(head.number.saturating_add(1));

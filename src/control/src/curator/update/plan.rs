@@ -206,7 +206,7 @@ pub fn plan(facts: &[Fact], bundle: &Bundle, etcd: EtcdTarget) -> Result<Vec<Nod
             |has: String| Refusal::NotNewer { node, has, bundle: bundle.version.clone() };
         let has = fact.version().ok_or_else(|| not_newer(report.version.clone()))?;
         if has == bundle.version {
-            same_content(fact, bundle)?;
+            same_content(fact, &report, bundle)?;
             continue;
         }
         suits(node, &report, bundle)?;
@@ -235,14 +235,17 @@ pub fn plan(facts: &[Fact], bundle: &Bundle, etcd: EtcdTarget) -> Result<Vec<Nod
 }
 
 /// Whether a node with the version of the bundle has its content, too, as far as that is known.
-fn same_content(fact: &Fact, bundle: &Bundle) -> Result<(), Refusal> {
+/// The images of two variants always differ.
+fn same_content(fact: &Fact, report: &v1::UpdateReport, bundle: &Bundle) -> Result<(), Refusal> {
     match &fact.image {
-        Some(has) if *has != bundle.image => Err(Refusal::OtherContent {
-            node: fact.id,
-            version: bundle.version.clone(),
-            has: has.clone(),
-            bundle: bundle.image.clone(),
-        }),
+        Some(has) if *has != bundle.image && report.variant == bundle.variant => {
+            Err(Refusal::OtherContent {
+                node: fact.id,
+                version: bundle.version.clone(),
+                has: has.clone(),
+                bundle: bundle.image.clone(),
+            })
+        }
         Some(_) | None => Ok(()),
     }
 }
@@ -264,7 +267,7 @@ fn suits(node: NodeId, report: &v1::UpdateReport, bundle: &Bundle) -> Result<(),
 }
 
 /// Whether every node may get this Kubernetes. API servers are compared first: the help for a
-/// worker is to update it alone, and it must not get ahead of them.
+/// worker is to update it alone, and its kubelet must not become newer than an API server.
 fn keeps_to_skew(facts: &[Fact], brings: &Version) -> Result<(), Refusal> {
     for program in [KubernetesProgram::ApiServer, KubernetesProgram::Kubelet] {
         for fact in facts.iter().filter(|fact| fact.kubernetes == Some(program)) {

@@ -107,6 +107,12 @@ fn a_node_with_another_system_of_the_same_version_stands_against_a_plan() {
                     bundle is 00ff; ";
     assert!(refused.contains(expected), "{refused}");
     assert_eq!(outcome("1.0.0", Some("ab12")), Ok(5));
+    // Two variants of one version have two images: such a node was updated singly.
+    let mut facts = five(1);
+    facts[1] = Fact { image: Some("ab12".to_owned()), ..fact(2, true, "1.1.0") };
+    facts[1].report.as_mut().unwrap().variant = "full".to_owned();
+    assert_ne!(bundle().variant, "full");
+    assert_eq!(planned(&facts, &bundle()).map(|turns| turns.len()), Ok(4));
 }
 
 #[test]

@@ -433,15 +433,15 @@ fn what_is_waited_for_says_what_would_help() {
     insta::assert_snapshot!(waits(&Observed::default(), &all), @"an Ethernet interface: not \
                                                                  found; connect one, or check \
                                                                  that this kernel has its driver");
-    let dark = unplug(unplug(observed(), 2), 3);
-    insta::assert_snapshot!(waits(&dark, &all), @"a carrier on eth0, eth1: plug in the cable, check the switch");
+    let unplugged = unplug(unplug(observed(), 2), 3);
+    insta::assert_snapshot!(waits(&unplugged, &all), @"a carrier on eth0, eth1: plug in the cable, check the switch");
     insta::assert_snapshot!(waits(&observed(), &all), @"an answer from a DHCP server on eth0, eth1, or an IPv6 address from a router: check that one of them serves this network, or configure an address in the node parameters");
     let mut managed = observed();
     managed.links.get_mut(&3).unwrap().managed = true;
     insta::assert_snapshot!(waits(&managed, &all), @"an answer from a DHCPv6 server on eth1: check that one serves this network, and that a router advertises a way out there, or configure an address in the node parameters");
     let routed = network(vec![by_name("eth0", &[])]);
     insta::assert_snapshot!(waits(&observed(), &routed), @"an IPv6 address from a router on eth0: check that one advertises itself and a prefix, or configure DHCP or an address in the node parameters");
-    insta::assert_snapshot!(waits(&dark, &routed), @"a carrier on eth0: plug in the cable, check the switch");
+    insta::assert_snapshot!(waits(&unplugged, &routed), @"a carrier on eth0: plug in the cable, check the switch");
     let config = network(vec![by_name("eth7", &["192.0.2.7/24"])]);
     insta::assert_snapshot!(waits(&observed(), &config), @"a link that the network configuration gives an address: interface eth7 selects no card: there is eth0 (52:54:00:00:00:02), eth1 (52:54:00:00:00:03)");
 }

@@ -74,11 +74,11 @@ fn cable(observed: &Observed, config: &parameters::Network) -> Option<String> {
         );
     }
     let routed = routed(observed, config);
-    let dark: BTreeSet<u32> = candidates(observed, config).into_iter().chain(routed).collect();
-    if !dark.is_empty() {
+    let unplugged: BTreeSet<u32> = candidates(observed, config).into_iter().chain(routed).collect();
+    if !unplugged.is_empty() {
         return Some(format!(
             "a carrier on {}: plug in the cable, check the switch",
-            names(observed, &dark)
+            names(observed, &unplugged)
         ));
     }
     let faults = Layout::of(observed, config).faults;

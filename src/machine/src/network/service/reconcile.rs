@@ -66,8 +66,9 @@ impl Run {
     fn hold(&mut self, observed: &Observed, candidates: &[u32]) {
         let mut given_up = self.holding.review(observed, Instant::now());
         if self.chooses() {
-            let (leases, dark) = (self.holding.leases(), self.holding.dark());
-            let chosen = self.primary.review(observed, candidates, &leases, &dark, Instant::now());
+            let (leases, unplugged) = (self.holding.leases(), self.holding.unplugged());
+            let chosen =
+                self.primary.review(observed, candidates, &leases, &unplugged, Instant::now());
             if let Some(link) = chosen.filter(|_link| candidates.len() > 1) {
                 info!("the address of {} is the node's", name(observed, link));
             }
@@ -169,9 +170,9 @@ impl Run {
     fn look_at_routers(&mut self, observed: &Observed, nothing_asks: bool) {
         let mut leases = self.holding.leases();
         if self.chooses() {
-            // A dark link gives way to an address of another one.
-            let dark = self.holding.dark();
-            leases.retain(|link, _lease| !dark.contains(link));
+            // An unplugged link gives way to an address of another one.
+            let unplugged = self.holding.unplugged();
+            leases.retain(|link, _lease| !unplugged.contains(link));
         }
         let Some(network) = &self.network else { return };
         if plan::wanted(observed, Some(network), &leases).primary.is_some() {

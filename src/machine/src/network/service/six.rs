@@ -150,7 +150,7 @@ impl Run {
         let candidates = plan::candidates_v6(&plan::modes(observed, network));
         self.v6.holding.keep(&candidates);
         self.v6.servers.retain(|link, _servers| candidates.contains(link));
-        // Links do not stand in for each other: each has addresses of its own, dark or not.
+        // Links do not stand in for each other: each has addresses of its own, unplugged or not.
         let given_up = self.v6.holding.review(observed, Instant::now());
         for (link, reason) in given_up {
             warn!("gives up the DHCPv6 address of {}: {reason}", name(observed, link));

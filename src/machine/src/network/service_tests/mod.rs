@@ -383,9 +383,9 @@ fn a_late_cable_is_as_good_as_an_early_one() {
     in_namespace(|wire| async move {
         let (service, _owner) = wire.service(loaded(parameters::Network::default()));
         while_running(service, async |mut status| {
-            let dark = until(&mut status, |s| !s.interfaces.is_empty()).await;
-            assert!(dark.waiting.unwrap().contains("plug in the cable"));
-            assert!(!dark.interfaces[0].asking);
+            let unplugged = until(&mut status, |s| !s.interfaces.is_empty()).await;
+            assert!(unplugged.waiting.unwrap().contains("plug in the cable"));
+            assert!(!unplugged.interfaces[0].asking);
             wire.cable(true).await;
             tokio::select! {
                 () = serve(3600) => {}
