@@ -41,7 +41,7 @@ async fn ended_in(places: &'static Semaphore, sys: &Path, card: &str) {
     let lock = sys.join("class/net").join(card).join("device/power/control");
     let waits = attempt(move || {
         let _place = place;
-        // Any answer means that nobody holds the lock; without such a file there is none.
+        // The kernel answers once the lock is free. A link without this file has no lock.
         let _refused = OpenOptions::new().write(true).open(lock)?.write_all(UNKNOWN);
         std::io::Result::Ok(())
     });
@@ -58,7 +58,7 @@ mod tests {
 
     use super::*;
 
-    /// A card with a lock that nobody lets go of: a pipe takes a writer once a reader is there.
+    /// A card whose lock stays held: a pipe accepts a writer once it has a reader.
     fn card(sys: &Path) -> std::path::PathBuf {
         let power = sys.join("class/net/eth0/device/power");
         std::fs::create_dir_all(&power).unwrap();

@@ -13,8 +13,8 @@
 //! ```
 //!
 //! Invariants:
-//! - At most [`RUNNING_MAX`] changes run, whoever made them. The calls that wait for one of
-//!   them are bounded as all calls are (`rpc`).
+//! - At most [`RUNNING_MAX`] changes of all callers run. The calls that wait for one of them are
+//!   bounded as all calls are (`rpc`).
 //! - Every task ends with the run of the service.
 //!
 //! What this module does not do: decide which calls run here (`audit`), bound the time of a
