@@ -71,10 +71,11 @@ pub(crate) fn run_both(command: &mut Command) -> Result<String> {
     }
 }
 
-/// The program that a command runs: behind the loader, the loaded one.
+/// The program that a command runs: behind the loader, the loaded one; behind `setpriv`, the one
+/// that it starts.
 fn name(command: &Command) -> String {
     let mut arguments = command.get_args();
-    let program = match arguments.find(|argument| *argument == "--argv0") {
+    let program = match arguments.find(|argument| *argument == "--argv0" || *argument == "--") {
         Some(_) => arguments.next(),
         None => None,
     };
@@ -94,5 +95,12 @@ mod tests {
     #[test]
     fn a_program_of_the_payload_goes_by_its_own_name() {
         assert_eq!(name(&payload(Path::new("/x"), "usr/sbin/depmod")), "depmod");
+    }
+
+    #[test]
+    fn a_program_behind_setpriv_goes_by_its_own_name() {
+        let mut go = host("setpriv");
+        go.args(["--pdeathsig", "KILL", "--", "/x/bin/go", "build"]);
+        assert_eq!(name(&go), "/x/bin/go");
     }
 }

@@ -9,6 +9,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
+use polis_image::Manifest;
 use polis_image::signing::Keys;
 use polis_qemu::history::longest_gap;
 use polis_qemu::image::{CHEAP, Flash};
@@ -24,7 +25,7 @@ use crate::fleet::{
 use crate::newcomer::leaders;
 use crate::rotation::rotates;
 use crate::samples;
-use crate::update::{bundle, next, panicking};
+use crate::update::{bundle, next, panicking, refused};
 use crate::world::{BOOT, SOON, World, bootstrap};
 
 const VOTERS: [usize; 3] = [0, 1, 2];
@@ -105,6 +106,11 @@ fn a_cluster_takes_the_next_version_one_node_at_a_time_while_its_voters_write() 
     }
     let gap = longest_gap(times, since, end);
     eprintln!("without an acknowledged write for {gap:.1?}");
+
+    // By the images in their heartbeats, the nodes do not run another build of the version.
+    let other = Manifest { image_version: "another".to_owned(), ..next };
+    let other = bundle(&world, "other.update", &other, &keys)?.display().to_string();
+    refused(self::planned(&cluster, &other), "runs another system of version")?;
 
     // Beside it, a reboot without an update.
     let last = machines - 1;

@@ -43,6 +43,10 @@ mod owner;
 mod power_cut;
 mod product;
 mod recorded;
+#[path = "../kube/registry.rs"]
+#[expect(dead_code, reason = "the stories of kube use the rest of it")]
+#[expect(clippy::unwrap_used, reason = "a story fails where something else came")]
+mod registry;
 mod replaced;
 mod restart;
 mod rotation;
@@ -54,6 +58,8 @@ mod stolen;
 mod storage;
 mod storage_faults;
 mod storage_kinds;
+#[path = "../kube/suite.rs"]
+mod suite;
 mod table;
 mod three;
 mod update;
@@ -112,6 +118,7 @@ const FILES: &[&[Story]] = &[
     three::STORIES,
     update::STORIES,
     workloads::STORIES,
+    workloads::conformance::STORIES,
     workloads::greedy::STORIES,
     workloads::killed::STORIES,
     workloads::mesh::STORIES,

@@ -254,7 +254,7 @@ fn runs(machine: &mut Machine, slot: &str, version: &str) -> Result<Event> {
 }
 
 /// Checks why an update was refused.
-fn refused(outcome: Result<String>, why: &str) -> Result<()> {
+pub(crate) fn refused(outcome: Result<String>, why: &str) -> Result<()> {
     let error = format!("{:#}", outcome.err().context("it was taken")?);
     ensure!(error.contains(why), "not {why:?}: {error}");
     Ok(())

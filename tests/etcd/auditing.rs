@@ -25,7 +25,7 @@ pub(crate) const STORIES: &[Story] =
 const ENTRIES: &str = "polis:curator/audit/entries/";
 
 /// The log as an operator reads it.
-async fn log(client: &Client) -> Result<(AuditHead, Vec<AuditEntry>), Status> {
+pub(crate) async fn log(client: &Client) -> Result<(AuditHead, Vec<AuditEntry>), Status> {
     client
         .call(Repeat::Allowed, |channel| async move {
             let request = v1::GetAuditRequest { from: 0, follow: false };
@@ -157,7 +157,8 @@ async fn every_change_is_in_the_audit_log_and_a_change_of_the_log_is_found() {
     };
     has("owner owner", "CreateUser", "viewer vera", Code::Ok);
     has("owner owner", "CreateUser", "operator otto", Code::Ok);
-    has("operator otto", "UpdateNodeLabels", &machine.name(), Code::Ok);
+    let labels = format!("{} +number=7", machine.name());
+    has("operator otto", "UpdateNodeLabels", &labels, Code::Ok);
     has("owner owner", "GetRegisterTicket", "the ticket", Code::Ok);
     has("operator otto", "DeleteNode", &machine.name(), Code::FailedPrecondition);
     // Rejected before a byte of it was read.

@@ -206,6 +206,8 @@ async fn an_owner_operates_the_cluster_and_lets_others_do_so() {
 
     let info = person.json(&["cluster", "info"]).await;
     assert_eq!((&info["leader"], &info["nodes"]["up"]), (&Value::from(&*id), &Value::from(1)));
+    assert_eq!(info["pod_network"], "172.16.0.0/13");
+    assert_eq!(info["service_network"], "172.24.0.0/16");
     let nodes = person.json(&["node", "list"]).await;
     assert_eq!(nodes[0]["id"], id);
     assert_eq!(nodes[0]["heartbeat_age_ms"], Value::Null, "no node beats here: {nodes}");

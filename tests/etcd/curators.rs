@@ -162,6 +162,9 @@ impl Cluster {
             owner_public_key: owner.public_key(),
             configuration: v1::ClusterConfiguration {
                 storage_security_policy: policy.into(),
+                // Others than the default ones.
+                pod_network: "172.16.0.0/13".to_owned(),
+                service_network: "172.24.0.0/16".to_owned(),
                 ..Default::default()
             },
             disk: None,

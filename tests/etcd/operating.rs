@@ -429,7 +429,13 @@ async fn a_lone_curator_tells_all_there_is_to_know() {
     let mut watch = CuratorClient::new(channel(&owner).await);
     let only = v1::WatchRequest { node_id: machine.name() };
     let mut watch = watch.watch(only).await.unwrap().into_inner();
-    let before = watch.message().await.unwrap().unwrap().nodes.remove(0);
+    let mut first = watch.message().await.unwrap().unwrap();
+    let networks = v1::ClusterNetworks {
+        pod_network: "172.16.0.0/13".to_owned(),
+        service_network: "172.24.0.0/16".to_owned(),
+    };
+    assert_eq!(first.networks, Some(networks), "those with which the cluster was founded");
+    let before = first.nodes.remove(0);
     assert_eq!((before.health(), before.heartbeat_age_ms), (v1::NodeHealth::Absent, -1));
     node_calls.heartbeat(v1::HeartbeatRequest::default()).await.unwrap();
     let healthy = watch.message().await.unwrap().unwrap().nodes.remove(0);
@@ -449,7 +455,7 @@ async fn a_lone_curator_tells_all_there_is_to_know() {
     };
     let given = management.update_node_roles(role).await.unwrap().into_inner();
     let mut place =
-        v1::ClusterNetwork { pod_prefix: "10.192.0.0/24".to_owned(), ..Default::default() };
+        v1::ClusterNetwork { pod_prefix: "172.16.0.0/24".to_owned(), ..Default::default() };
     assert_eq!(given.cluster_network.as_ref(), Some(&place));
     let with_key = |key: &[u8]| v1::UpdateNodeStatusRequest {
         status: Some(v1::NodeStatus::default()),

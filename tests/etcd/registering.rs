@@ -6,8 +6,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use polis_base::files::Root;
-use polis_base::recovery;
+use polis_base::sys::clock;
 use polis_base::trapdoor::{Report, code};
+use polis_base::{boot, recovery};
 use polis_control::cluster::unlock::sealer;
 use polis_control::cluster::{self, Probe, State};
 use polis_control::consensus;
@@ -15,20 +16,23 @@ use polis_machine::storage::{self, Kind, Ready, Wanted};
 use polis_machine::tpm::{self, Blob};
 use polis_machine::{install, network};
 use polis_proto::v1;
+use polis_proto::v1::curator_client::CuratorClient;
 use polis_proto::v1::management_client::ManagementClient;
 use polis_runtime::event::until;
 use polis_tests::{Story, story};
 use polis_wire::attestation::software::Software;
 use polis_wire::attestation::{Answer, Keys, Question, REGISTERS, qualifier};
-use polis_wire::identity::NodeId;
+use polis_wire::identity::{Fingerprint, NodeId, NodeKey};
 use polis_wire::parameters::{Cluster as Told, DirectoryNode, Loaded, Network, Parameters};
 use polis_wire::parameters::{Register, Source, Ticket};
+use polis_wire::pki;
 use polis_wire::rpc::client::{Client, Repeat};
 use tokio::sync::watch;
 use zeroize::Zeroizing;
 
-use crate::calls::{approve, delete, ticket};
-use crate::curators::{BootstrapNode, Cluster, Curator};
+use crate::auditing;
+use crate::calls::{approve, delete, heartbeat, reason, ticket};
+use crate::curators::{BootstrapNode, Cluster, Curator, credentials, self_signed};
 use crate::harness::{Machine, Running, supervise};
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -277,6 +281,8 @@ pub(crate) const STORIES: &[Story] = &[
         .takes(30),
     story!(threads a_machine_with_a_tpm_proves_it_while_it_waits_and_one_that_pretends_does_not)
         .takes(10),
+    story!(threads a_node_off_past_the_end_of_its_certificate_returns_by_an_approval_of_its_boot)
+        .takes(15),
 ];
 
 /// The parameters of a machine that registers with this cluster.
@@ -318,6 +324,100 @@ async fn a_machine_with_a_tpm_proves_it_while_it_waits_and_one_that_pretends_doe
     let found = proved(Newcomer::with_tpm(true)).await.unwrap();
     assert!(found.fault.contains("not in the TPM"), "{found:?}");
     assert!(found.keys.is_none() && found.registers.is_empty(), "{found:?}");
+    curator.supervisor.stop().await;
+    node.stop().await;
+}
+
+async fn a_node_off_past_the_end_of_its_certificate_returns_by_an_approval_of_its_boot() {
+    let machine = Machine::new();
+    let BootstrapNode { node, cluster, curator, owner, .. } = BootstrapNode::start(&machine).await;
+    let register = register_with(&owner, &cluster, &curator).await;
+    let foreign = |status: &cluster::Status, _waits| status.state == State::Foreign;
+    let mut newcomer = Newcomer::new();
+    let End::Waits(_, Some(id)) = newcomer.boot(Some(&register), usize::MAX, foreign).await else {
+        panic!("a machine with a ticket waits for approval");
+    };
+    let name = id.to_string();
+    approve(&owner, &name).await;
+    assert_eq!(newcomer.home(Some(&register)).await, id);
+
+    // It is off for a hundred days.
+    let files = Root::at(newcomer.disk.path()).data.node.credentials;
+    let key = NodeKey::from_pkcs8_der(&files.key.read().unwrap().unwrap()).unwrap();
+    let now = clock::now();
+    cluster.store.revoke(&name, pki::Reason::Left, now).await.unwrap();
+    let long_ago = now - Duration::from_secs(100 * 24 * 60 * 60);
+    let old = cluster.store.ensure_node_certificate(key.identity(), long_ago).await.unwrap().der;
+    files.certificate.write(pki::certificate_pem(&old).as_bytes()).unwrap();
+
+    // It asks, and shows the words of this request.
+    let asks = async |newcomer: &mut Newcomer| {
+        let end = newcomer.boot(None, usize::MAX, foreign).await;
+        assert!(matches!(end, End::Waits(_, Some(again)) if again == id), "{end:?}");
+        let asked = cluster.store.node(id).await.unwrap().returning.unwrap();
+        assert!(!asked.approved);
+        Fingerprint::of_registration(&key.public_key(), &asked.nonce).unwrap().to_string()
+    };
+    let shown = asks(&mut newcomer).await;
+    let untrusted = cluster.client(&[&curator], self_signed(&key));
+    let refuses_commit = async |boot_id: String| {
+        let request = v1::CommitNodeRequest { boot_id, returns: true, ..Default::default() };
+        let committed = untrusted.call(Repeat::Allowed, |channel| {
+            let request = request.clone();
+            async move { Ok(CuratorClient::new(channel).commit_node(request).await?.into_inner()) }
+        });
+        reason(&committed.await.unwrap_err()).to_owned()
+    };
+    assert_eq!(refuses_commit(boot::secret()).await, "not-approved");
+
+    // A copy of its disk replaces the request: the words of the machine approve nothing.
+    let copy = async |certificate: &[u8]| {
+        let asked = untrusted.call(Repeat::Allowed, |channel| {
+            let request = v1::RegisterNodeRequest {
+                boot_id: "copy".to_owned(),
+                returns: true,
+                certificate: certificate.to_vec(),
+                ..Default::default()
+            };
+            async move { CuratorClient::new(channel).register_node(request).await }
+        });
+        asked.await.map(tonic::Response::into_inner)
+    };
+    assert_eq!(copy(&old).await.unwrap().state(), v1::NodeState::New);
+    let approves = async |fingerprint: String| {
+        let node_id = name.clone();
+        let request = v1::ApproveNodeRequest { node_id, fingerprint, ..Default::default() };
+        let approved = owner.call(Repeat::Allowed, |channel| {
+            let request = request.clone();
+            async move { ManagementClient::new(channel).approve_node(request).await }
+        });
+        approved.await.map(drop)
+    };
+    assert_eq!(reason(&approves(shown).await.unwrap_err()), "fingerprint");
+    let shown = asks(&mut newcomer).await;
+    approves(shown).await.unwrap();
+    // The other name of this boot is in its log.
+    for other in ["copy".to_owned(), boot::id()] {
+        assert_eq!(refuses_commit(other).await, "not-approved");
+    }
+    assert_eq!(newcomer.home(None).await, id);
+
+    let own = pki::certificate_der(&files.certificate.read().unwrap().unwrap()).unwrap();
+    assert!(pki::Facts::read(&own).unwrap().not_after > now);
+    assert_eq!(reason(&copy(&own).await.unwrap_err()), "not-ended");
+    let (_head, entries) = auditing::log(&owner).await.unwrap();
+    let approvals = entries.iter().filter(|entry| entry.call == "ApproveNode" && entry.code == 0);
+    let objects: Vec<_> = approvals.map(|entry| entry.what.as_str()).collect();
+    assert_eq!(objects, [&*name, &*format!("{name}, new certificate")]);
+    let member = cluster.client(&[&curator], credentials(&key, own, cluster.authority.clone()));
+    heartbeat(&member, v1::HeartbeatRequest::default()).await;
+    let reports = member.call(Repeat::Allowed, |channel| async move {
+        let status = Some(v1::NodeStatus::default());
+        let request = v1::UpdateNodeStatusRequest { status, ..Default::default() };
+        CuratorClient::new(channel).update_node_status(request).await
+    });
+    reports.await.unwrap();
+    assert_eq!(cluster.store.node(id).await.unwrap().returning, None);
     curator.supervisor.stop().await;
     node.stop().await;
 }

@@ -1,17 +1,13 @@
-//! The conformance tests of Kubernetes, by `cargo xtask conformance`.
+//! The conformance tests of Kubernetes that need no pod, by `cargo xtask conformance`.
 //!
-//! That command calls a story for what the tests need beside it, and the story calls the
-//! command for the tests: a control plane for the tests that need no pod, and a registry
-//! with the images of those that do. A run of the level `kube` does the first as well, where
-//! the suite was built.
+//! That command calls the story for a control plane, and the story calls the command for the
+//! tests. A run of the level `kube` does the same, where the suite was built.
 //!
 //! A few of the tests without pods want a node that is ready, and no pod on it. So the
 //! cluster has a node object with room for no pod, whose lease the story renews as a
 //! kubelet does.
 
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
@@ -21,29 +17,12 @@ use polis_workload::Answer;
 use serde_json::{Value, json};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
-use tokio::io::AsyncWriteExt as _;
-use tokio::net::{TcpListener, TcpStream};
 
-use crate::registry::{self, Server};
+use crate::suite;
 use crate::world::{self, Controller, SOON, wait_until};
 
 /// The stories of this file.
-pub(crate) const STORIES: &[Story] = &[
-    story!(threads tests_that_need_no_pod_pass).takes(240),
-    story!(threads tests_with_pods_pass_on_a_cluster),
-];
-
-/// The arguments of the command but for the kubeconfig, as a list in JSON.
-const COMMAND: &str = "POLIS_CONFORMANCE";
-/// The layout with the images of the tests with pods.
-const IMAGES: &str = "POLIS_CONFORMANCE_IMAGES";
-/// The folder of the cluster of `cargo xtask run --kubernetes` for them.
-const CLUSTER: &str = "POLIS_CONFORMANCE_CLUSTER";
-
-/// The loopback interface of this host, for a machine of such a cluster.
-const HOST: &str = "10.0.2.2";
-/// The registry in the names of the images.
-const REGISTRY: &str = "registry.k8s.io";
+pub(crate) const STORIES: &[Story] = &[story!(threads tests_that_need_no_pod_pass).takes(240)];
 
 /// The node.
 const NODE: &str = "no-room";
@@ -53,13 +32,13 @@ const NODE: &str = "no-room";
 const RENEWAL: Duration = Duration::from_secs(10);
 
 async fn tests_that_need_no_pod_pass() -> Result<()> {
-    let Ok(list) = std::env::var(COMMAND) else {
+    let Ok(list) = std::env::var(suite::COMMAND) else {
         return skip("`cargo xtask conformance` builds target/go/bin/e2e, and runs it");
     };
     let controller = Controller::ready().await;
     let folder = tempfile::tempdir()?;
     let kubeconfig = kubeconfig(&controller, folder.path())?;
-    let mut command = command(&list, &kubeconfig)?;
+    let mut command = suite::command(&list, &kubeconfig)?;
     add_node(&controller).await;
     let mut tests = tokio::task::spawn_blocking(move || command.status());
     let mut renewal = tokio::time::interval(RENEWAL);
@@ -79,111 +58,6 @@ async fn tests_that_need_no_pod_pass() -> Result<()> {
     controller.stop().await;
     ensure!(status.success(), "the conformance tests ended with {status}");
     Ok(())
-}
-
-async fn tests_with_pods_pass_on_a_cluster() -> Result<()> {
-    let set = |name: &str| std::env::var_os(name).map(PathBuf::from);
-    let (Some(images), Some(cluster)) = (set(IMAGES), set(CLUSTER)) else {
-        return skip("`cargo xtask conformance --stage pods` runs it");
-    };
-    let list = std::env::var(COMMAND).context(COMMAND)?;
-    let server = Server::start(HOST, None, registry::layout(&images)?).await?;
-    let mirror = format!("{HOST}:{}", server.address.port());
-    let folder = tempfile::tempdir()?;
-    let ca = folder.path().join("ca.pem");
-    std::fs::write(&ca, &server.authority)?;
-    let ca = ca.display().to_string();
-    let registry = |args: &[&str]| operate(&cluster, &[&["cluster", "registry"], args].concat());
-    let kubeconfig = by_name(&cluster, folder.path()).await?;
-    registry(&["set", &mirror, "--ca", &ca])?;
-    registry(&["set", REGISTRY, "--mirror", &mirror])?;
-    let mut command = command(&list, &kubeconfig)?;
-    let status = tokio::task::spawn_blocking(move || command.status()).await?;
-    for entry in [REGISTRY, &mirror] {
-        registry(&["delete", entry, "--yes"])?;
-    }
-    ensure!(status?.success(), "conformance tests with pods failed");
-    Ok(())
-}
-
-/// A kubeconfig of the cluster whose server is named as its certificate says. The suite takes
-/// the server of a kubeconfig, and forgets under which name its certificate is to be checked; a
-/// proxy on this host leads that name to the forwarded port.
-#[expect(clippy::disallowed_methods, reason = "a story is not a service of a node")]
-async fn by_name(cluster: &Path, folder: &Path) -> Result<PathBuf> {
-    let file = folder.join("kubeconfig");
-    std::fs::copy(cluster.join("kubeconfig"), &file)?;
-    let config = |args: &[&str]| {
-        let mut command = Command::new(cluster.join("kubectl"));
-        said(command.arg("config").args(args).arg("--kubeconfig").arg(&file))
-    };
-    let cluster = config(&["view", "--minify", "--output", "jsonpath={.clusters[0].name}"])?;
-    let fact = |name: &str| {
-        config(&[
-            "view",
-            "--minify",
-            "--output",
-            &format!("jsonpath={{.clusters[0].cluster.{name}}}"),
-        ])
-    };
-    let (server, name) = (fact("server")?, fact("tls-server-name")?);
-    let address = server.strip_prefix("https://").context("the server has no address")?.to_owned();
-    let port = address.rsplit_once(':').map_or("443", |(_, port)| port).to_owned();
-    let proxy = tunnel(address).await?;
-    config(&["set", &format!("clusters.{cluster}.server"), &format!("https://{name}:{port}")])?;
-    config(&["set", &format!("clusters.{cluster}.proxy-url"), &format!("http://{proxy}")])?;
-    config(&["unset", &format!("clusters.{cluster}.tls-server-name")])?;
-    Ok(file)
-}
-
-/// Starts a proxy (RFC 9110, CONNECT) whose every connection leads to `target`.
-#[expect(clippy::disallowed_methods, reason = "a story is not a service of a node")]
-async fn tunnel(target: String) -> Result<SocketAddr> {
-    let listener = TcpListener::bind("127.0.0.1:0").await?;
-    let address = listener.local_addr()?;
-    tokio::spawn(async move {
-        while let Ok((mut client, _)) = listener.accept().await {
-            let target = target.clone();
-            tokio::spawn(async move {
-                if registry::head(&mut client).await.is_err() {
-                    return;
-                }
-                let Ok(mut server) = TcpStream::connect(target).await else { return };
-                let open = client.write_all(b"HTTP/1.1 200 OK\r\n\r\n").await;
-                if open.is_ok() {
-                    let _gone = tokio::io::copy_bidirectional(&mut client, &mut server).await;
-                }
-            });
-        }
-    });
-    Ok(address)
-}
-
-/// Runs `polisctl` for the cluster in this folder.
-#[expect(clippy::disallowed_methods, reason = "a story is not a service of a node")]
-fn operate(cluster: &Path, args: &[&str]) -> Result<()> {
-    said(Command::new(cluster.join("polisctl")).args(args)).map(drop)
-}
-
-/// The output of a command.
-fn said(command: &mut Command) -> Result<String> {
-    let output = command.output().with_context(|| format!("cannot start {command:?}"))?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "{command:?} ended with {}: {}", output.status, said.trim());
-    Ok(String::from_utf8(output.stdout)?)
-}
-
-/// The command that runs the tests against the cluster of this kubeconfig.
-#[expect(clippy::disallowed_methods, reason = "a story is not a service of a node")]
-fn command(list: &str, kubeconfig: &Path) -> Result<Command> {
-    let list: Vec<String> = serde_json::from_str(list).context(COMMAND)?;
-    let [program, name, rest @ ..] = &list[..] else {
-        anyhow::bail!("{COMMAND} names no command: {list:?}");
-    };
-    let mut command = Command::new(program);
-    // Before the rest, which may end with a filter.
-    command.arg(name).arg("--kubeconfig").arg(kubeconfig).args(rest);
-    Ok(command)
 }
 
 /// A kubeconfig of a caller who may do everything.

@@ -33,10 +33,12 @@ async fn a_controller_becomes_ready_and_ends_with_its_role() {
 
     every_program_is_confined(&controller);
     both_hold_their_leases(&controller).await;
+    services_have_addresses_of_the_network_of_the_cluster(&controller).await;
     a_secret_is_encrypted_in_etcd(&controller).await;
     a_pod_above_baseline_is_refused(&controller).await;
     a_pod_that_nothing_evicts_is_refused_outside_of_the_system(&controller).await;
     who_reads_a_secret_is_in_the_audit_log(&controller).await;
+    what_a_user_changes_is_in_the_log_of_the_node(&controller).await;
 
     controller.take_role();
     controller.waits("nothing to be asked for", |status| status.parts.is_empty()).await;
@@ -82,6 +84,12 @@ async fn both_hold_their_leases(controller: &Controller) {
     for part in ["kube-controller-manager", "kube-scheduler"] {
         becomes(&controller.master(), &format!("{leases}/{part}"), "its holder", held).await;
     }
+}
+
+async fn services_have_addresses_of_the_network_of_the_cluster(controller: &Controller) {
+    let service = "/api/v1/namespaces/default/services/kubernetes";
+    let first = |service: &Value| service["spec"]["clusterIP"] == "172.24.0.1";
+    becomes(&controller.master(), service, "the first address of Services", first).await;
 }
 
 async fn a_secret_is_encrypted_in_etcd(controller: &Controller) {
@@ -154,6 +162,33 @@ async fn who_reads_a_secret_is_in_the_audit_log(controller: &Controller) {
     .await;
     let text = std::fs::read_to_string(&log).unwrap();
     assert!(!text.contains(SECRET), "the audit log has contents");
+}
+
+async fn what_a_user_changes_is_in_the_log_of_the_node(controller: &Controller) {
+    let secret = json!({
+        "apiVersion": "v1", "kind": "Secret", "metadata": {"name": "of-ann"},
+        "stringData": {"words": SECRET},
+    });
+    let headers = [
+        ("content-type", "application/json"),
+        ("impersonate-user", "ann"),
+        ("impersonate-group", "system:masters"),
+    ];
+    let path = "/api/v1/namespaces/default/secrets";
+    let body = secret.to_string().into_bytes();
+    let made = controller.master().request(http::Method::POST, path, &headers, body).await.unwrap();
+    assert_eq!(made.status, 201, "{}", String::from_utf8_lossy(&made.body));
+    let who = "kubernetes: create secrets by=polis:reconciler as=ann namespace=default ";
+    eventually("the change in the log of the node", || {
+        let lines = controller.audited();
+        lines.iter().any(|line| line.starts_with(who) && line.contains(" code=201 "))
+    })
+    .await;
+    let lines = controller.audited();
+    assert!(lines.iter().all(|line| !line.contains(SECRET)), "{lines:#?}");
+    // What the cluster's own programs may do and did is in the file alone.
+    let is_routine = |line: &str| line.contains(" by=system:kube-") && line.contains(" code=20");
+    assert!(!lines.iter().any(|line| is_routine(line)), "{lines:#?}");
 }
 
 async fn parts_that_are_killed_come_back_and_say_how_they_ended() {

@@ -19,6 +19,7 @@ mod harness;
 mod registries;
 mod registry;
 mod rotation;
+mod suite;
 mod volumes;
 mod world;
 

@@ -1,11 +1,14 @@
-//! containerd pulls from a registry of this story, with the configuration and the files of
-//! hosts that a worker writes: by a mirror, with an authority and a user of its own.
+//! containerd pulls from a registry of this story, with the configuration, the environment and
+//! the files of hosts that a worker gives it: by a mirror, with an authority and a user of its
+//! own, and through the proxy of the cluster.
 //!
-//! containerd runs as root, in a mount namespace of its own. It starts once: each change of
-//! the registries counts for the next pull.
+//! containerd runs as root, in a mount namespace of its own. It starts once in a story: each
+//! change of the registries counts for the next pull.
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
@@ -13,21 +16,29 @@ use polis_base::files::Root;
 use polis_base::sys::clock;
 use polis_proto::v1;
 use polis_tests::{Story, patiently, skip, story};
+use polis_wire::parameters;
 use polis_wire::registry::Registry;
 use polis_workload::runtime::config::{self, Gvisor};
 use polis_workload::runtime::registries;
 use serde_json::{Value, json};
+use tokio::io::{AsyncWriteExt as _, copy_bidirectional};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinSet;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Request, Status};
 
-use crate::registry::{Content, Server, authority, digest};
+use crate::registry::{Content, Server, authority, digest, head};
 
 /// The stories of this file.
-pub(crate) const STORIES: &[Story] =
-    &[story!(threads an_image_is_pulled_by_a_mirror_with_its_authority_and_user).takes(15)];
+pub(crate) const STORIES: &[Story] = &[
+    story!(threads an_image_is_pulled_by_a_mirror_with_its_authority_and_user).takes(15),
+    story!(threads an_image_is_pulled_through_the_proxy_of_the_cluster).takes(15),
+];
 
 /// A registry that does not answer, so that only the mirror can: nothing listens on port 1.
 const UPSTREAM: &str = "127.0.0.1:1";
+/// A registry that only the proxy reaches.
+const OUTSIDE: &str = "registry.example";
 /// `ann:open sesame` in base64.
 const AUTHORIZATION: &str = "Basic YW5uOm9wZW4gc2VzYW1l";
 const PASSWORD: &str = "open sesame";
@@ -44,7 +55,8 @@ async fn an_image_is_pulled_by_a_mirror_with_its_authority_and_user() -> Result<
     let mirror = Server::start("127.0.0.1", Some(AUTHORIZATION), content()).await?;
     let base = tempfile::tempdir()?;
     let tree = Root::at(base.path());
-    let containerd = Containerd::start(&program, &tree, base.path()).await?;
+    let variables = config::environment(&tree, None);
+    let containerd = Containerd::start(&program, &tree, base.path(), variables).await?;
     let image = |name: &str| format!("{UPSTREAM}/{name}:1");
     let set = |entries: &[v1::Registry]| {
         let read = entries.iter().map(|one| Registry::read_at(one, clock::now()).unwrap());
@@ -86,6 +98,71 @@ async fn an_image_is_pulled_by_a_mirror_with_its_authority_and_user() -> Result<
     Ok(())
 }
 
+async fn an_image_is_pulled_through_the_proxy_of_the_cluster() -> Result<()> {
+    let Some(program) = program() else {
+        return skip("target/go/bin/containerd is not there: an image with Kubernetes builds it");
+    };
+    if !rustix::process::geteuid().is_root() {
+        return skip("containerd needs root");
+    }
+    let outside = Server::start(OUTSIDE, None, content()).await?;
+    let base = tempfile::tempdir()?;
+    let tree = Root::at(base.path());
+    let listener = TcpListener::bind("127.0.0.1:0").await?;
+    let place = "proxy.example:3128";
+    let message = v1::ProxyConfiguration { url: format!("http://{place}"), ..Default::default() };
+    let named = parameters::proxy(&message, "proxy")?.context("the message has a proxy")?;
+    // The proxy of a cluster is never on loopback; that of the story is.
+    let address = listener.local_addr()?.to_string();
+    let variables = config::environment(&tree, Some(&named)).into_iter();
+    let variables = variables.map(|(name, value)| (name, value.replace(place, &address)));
+    let asked = Arc::new(Mutex::new(Vec::new()));
+    let pulls = async {
+        let containerd =
+            Containerd::start(&program, &tree, base.path(), variables.collect()).await?;
+        let trusted = v1::Registry {
+            host: OUTSIDE.to_owned(),
+            ca: outside.authority.clone(),
+            ..Default::default()
+        };
+        let trusted = Registry::read_at(&trusted, clock::now())?;
+        registries::write(&tree.ephemeral.registries, &registries::files(&[trusted]))?;
+        let pulled = containerd.pull(&format!("{OUTSIDE}/copies/app:1")).await?;
+        assert!(pulled.starts_with("sha256:"), "{pulled}");
+        // On the node itself, nothing answers, and the proxy is not asked.
+        containerd.pull(&format!("{UPSTREAM}/app:1")).await.unwrap_err();
+        anyhow::Ok(())
+    };
+    tokio::select! {
+        // Cancel-safe, both: the story ends with the first of them.
+        pulled = pulls => pulled?,
+        () = proxy(listener, outside.address, Arc::clone(&asked)) => {
+            anyhow::bail!("the proxy has ended");
+        }
+    }
+    let asked = asked.lock().unwrap().clone();
+    let tunnel = format!("CONNECT {OUTSIDE}:443 HTTP/1.1");
+    assert!(!asked.is_empty() && asked.iter().all(|line| *line == tunnel), "{asked:?}");
+    assert!(outside.served() > 0);
+    Ok(())
+}
+
+/// A proxy all of whose tunnels lead to one place; `asked` has the first line of each request.
+async fn proxy(listener: TcpListener, to: SocketAddr, asked: Arc<Mutex<Vec<String>>>) {
+    let mut tunnels = JoinSet::new();
+    while let Ok((mut stream, _from)) = listener.accept().await {
+        let asked = Arc::clone(&asked);
+        tunnels.spawn(async move {
+            let Ok(head) = head(&mut stream).await else { return };
+            asked.lock().unwrap().push(head.lines().next().unwrap_or_default().to_owned());
+            let Ok(mut server) = TcpStream::connect(to).await else { return };
+            let _gone = stream.write_all(b"HTTP/1.1 200 OK\r\n\r\n").await;
+            // Either end may be the first to close it.
+            let _ended = copy_bidirectional(&mut stream, &mut server).await;
+        });
+    }
+}
+
 /// containerd, beside the program `kube`.
 fn program() -> Option<PathBuf> {
     let kube = PathBuf::from(std::env::var_os("POLIS_KUBE")?);
@@ -101,7 +178,12 @@ struct Containerd {
 
 impl Containerd {
     #[expect(clippy::disallowed_methods, reason = "a story is not a service of a node")]
-    async fn start(program: &Path, tree: &Root, base: &Path) -> Result<Self> {
+    async fn start(
+        program: &Path,
+        tree: &Root,
+        base: &Path,
+        variables: Vec<(&'static str, String)>,
+    ) -> Result<Self> {
         let ephemeral = &tree.ephemeral;
         for directory in [&ephemeral.containerd.dir, &ephemeral.containerd_scratch] {
             directory.create()?;
@@ -120,8 +202,8 @@ impl Containerd {
             .arg("--config")
             .arg(ephemeral.containerd_config.path())
             .env_clear()
+            .envs(variables)
             .env("PATH", "/usr/bin:/usr/sbin:/bin:/sbin")
-            .env("TMPDIR", ephemeral.containerd_scratch.path())
             .stdin(Stdio::null())
             .stdout(output.try_clone()?)
             .stderr(output)
@@ -243,9 +325,12 @@ fn content() -> Content {
     let manifest = manifest.to_string().into_bytes();
     let at = |rest: String| format!("/v2/copies/{name}/{rest}");
     for (kind, bytes) in [(CONFIG, &config), (LAYER, &layer)] {
-        content.insert(at(format!("blobs/{}", digest(bytes))), (kind.to_owned(), bytes.clone()));
+        let path = at(format!("blobs/{}", digest(bytes)));
+        content.insert(path, (kind.to_owned(), bytes.as_slice().into()));
     }
-    content.insert(at("manifests/1".to_owned()), (MANIFEST.to_owned(), manifest.clone()));
-    content.insert(at(format!("manifests/{}", digest(&manifest))), (MANIFEST.to_owned(), manifest));
+    for reference in ["1", &digest(&manifest)] {
+        let path = at(format!("manifests/{reference}"));
+        content.insert(path, (MANIFEST.to_owned(), manifest.as_slice().into()));
+    }
     content
 }

@@ -7,24 +7,21 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
-use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 use tokio_rustls::TlsAcceptor;
 
-/// The media type of a blob that is not a manifest.
-const BLOB: &str = "application/octet-stream";
 /// The longest head of a request.
 const HEAD_MAX: usize = 64 << 10;
 
-/// The content of a registry: the media type and the bytes of each path.
-pub(crate) type Content = BTreeMap<String, (String, Vec<u8>)>;
+/// The content of a registry: the media type and the bytes of each path. Images may share a
+/// layer.
+pub(crate) type Content = BTreeMap<String, (String, Arc<[u8]>)>;
 
 /// A running registry. It ends with the runtime of the story.
 pub(crate) struct Server {
@@ -69,8 +66,9 @@ impl Server {
                     // A client that does not trust the certificate goes away here.
                     let Ok(mut stream) = acceptor.accept(stream).await else { return };
                     let Ok(head) = head(&mut stream).await else { return };
-                    let answer = answer(&head, authorization, &content, &served);
-                    let _gone = stream.write_all(&answer).await;
+                    let (head, body) = answer(&head, authorization, &content, &served);
+                    let _gone = stream.write_all(&head).await;
+                    let _gone = stream.write_all(&body).await;
                     let _gone = stream.shutdown().await;
                 });
             }
@@ -92,25 +90,27 @@ pub(crate) async fn head(stream: &mut (impl tokio::io::AsyncRead + Unpin)) -> Re
     Ok(String::from_utf8(head)?)
 }
 
+/// The head and the body of the answer.
 fn answer(
     head: &str,
     authorization: Option<&str>,
     content: &Content,
     served: &Mutex<Vec<String>>,
-) -> Vec<u8> {
+) -> (Vec<u8>, Arc<[u8]>) {
     let line = head.lines().next().unwrap_or_default();
     let user = authorization.map(|value| format!("authorization: {value}").to_lowercase());
     if user.is_some_and(|user| !head.to_lowercase().lines().any(|line| line == user)) {
         let head = "HTTP/1.1 401 Unauthorized\r\nWWW-Authenticate: Basic realm=\"story\"\r\n\
                     Content-Length: 0\r\nConnection: close\r\n\r\n";
-        return head.into();
+        return (head.into(), Arc::default());
     }
     served.lock().unwrap().push(line.to_owned());
     let mut words = line.split(' ');
     let (method, target) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
     let path = target.split('?').next().unwrap_or_default();
     let Some((kind, bytes)) = content.get(path) else {
-        return "HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".into();
+        let head = "HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
+        return (head.into(), Arc::default());
     };
     let head = format!(
         "HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\nContent-Length: {}\r\n\
@@ -118,8 +118,8 @@ fn answer(
         bytes.len(),
         digest(bytes),
     );
-    let body = if method == "HEAD" { &[][..] } else { bytes };
-    [head.as_bytes(), body].concat()
+    let body = if method == "HEAD" { Arc::default() } else { Arc::clone(bytes) };
+    (head.into_bytes(), body)
 }
 
 pub(crate) fn digest(bytes: &[u8]) -> String {
@@ -134,37 +134,4 @@ pub(crate) fn authority() -> (String, rcgen::Issuer<'static, rcgen::KeyPair>) {
     params.not_after = rcgen::date_time_ymd(2100, 1, 1);
     let certificate = params.self_signed(&key).unwrap();
     (certificate.pem(), rcgen::Issuer::new(params, key))
-}
-
-/// The images of a layout of the Open Container Initiative, each below its repository.
-pub(crate) fn layout(folder: &Path) -> Result<Content> {
-    let read = |path: &Path| {
-        std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))
-    };
-    let blob = |descriptor: &Value| -> Result<(String, Vec<u8>)> {
-        let digest = descriptor["digest"].as_str().context("a descriptor without a digest")?;
-        Ok((digest.to_owned(), read(&folder.join("blobs").join(digest.replace(':', "/")))?))
-    };
-    let index: Value = serde_json::from_slice(&read(&folder.join("index.json"))?)?;
-    let mut content = Content::new();
-    for image in index["manifests"].as_array().context("index.json lists no image")? {
-        let name = image["annotations"]["io.containerd.image.name"].as_str();
-        let name = name.context("an image has no name")?;
-        let parts = name.split_once('/').and_then(|(_host, rest)| rest.rsplit_once(':'));
-        let (repository, tag) =
-            parts.with_context(|| format!("{name} has no registry or no tag"))?;
-        let kind = image["mediaType"].as_str().unwrap_or(BLOB);
-        let (digest, manifest) = blob(image)?;
-        let text: Value = serde_json::from_slice(&manifest)?;
-        for reference in [tag, &digest] {
-            let path = format!("/v2/{repository}/manifests/{reference}");
-            content.insert(path, (kind.to_owned(), manifest.clone()));
-        }
-        for part in text["layers"].as_array().into_iter().flatten().chain([&text["config"]]) {
-            let (digest, bytes) = blob(part)?;
-            let path = format!("/v2/{repository}/blobs/{digest}");
-            content.insert(path, (BLOB.to_owned(), bytes));
-        }
-    }
-    Ok(content)
 }

@@ -13,6 +13,7 @@ use polis_base::sys::clock;
 use polis_control::cluster;
 use polis_control::consensus::Start;
 use polis_control::consensus::client::User;
+use polis_control::curator::audit;
 use polis_machine::network;
 use polis_proto::v1;
 use polis_runtime::event::until;
@@ -21,6 +22,7 @@ use polis_tests::patiently;
 use polis_wire::identity::NodeId;
 use polis_wire::node_roles::{Nodes, Role};
 use polis_wire::pki::{self, Namespace, WorkerPurpose};
+use polis_wire::pod_network::Networks;
 use polis_wire::rpc::client::{Client, Patience};
 use polis_wire::rpc::testing::{Authority, node_id};
 use polis_wire::rpc::{self, AccessList, Credentials, Listen};
@@ -93,6 +95,7 @@ pub(crate) struct Controller {
     _values: (
         watch::Sender<cluster::Status>,
         watch::Sender<network::Status>,
+        watch::Sender<Networks>,
         watch::Sender<Option<Credentials>>,
     ),
     running: Running,
@@ -131,6 +134,11 @@ impl Controller {
         });
         let given = Role::record(&[Role::ConsensusMember, Role::KubernetesController]);
         let (roles, asked) = watch::channel(Some(given));
+        // Others than the default ones, so that a part with the default ones fails.
+        let (networks, chosen) = watch::channel(Networks {
+            pods: "172.16.0.0/13".parse().unwrap(),
+            services: "172.24.0.0/16".parse().unwrap(),
+        });
         let (network, addresses) = watch::channel(network::Status {
             primary: Some(IpAddr::V4(ADVERTISED)),
             ..network::Status::default()
@@ -153,6 +161,7 @@ impl Controller {
             },
             cluster,
             roles: asked,
+            networks: chosen,
             consensus: etcd.status.clone(),
             network: addresses,
             nodes: nodes.subscribe(),
@@ -173,7 +182,7 @@ impl Controller {
         };
         let status = service.status.subscribe();
         let running = supervise("workload", move |ctx| service.clone().run(ctx));
-        let _values = (member, network, shown);
+        let _values = (member, network, networks, shown);
         Self {
             machine,
             etcd,
@@ -258,6 +267,13 @@ impl Controller {
             }
         }
         lines
+    }
+
+    /// What the log of the node has of the audit log of the API server.
+    pub(crate) fn audited(&self) -> Vec<String> {
+        let entries = self.running.logs.backlog(&Query::all());
+        let entries = entries.iter().filter(|entry| audit::is_line(entry));
+        entries.map(|entry| entry.body.to_string()).collect()
     }
 
     /// The way to the API server, as the holder of the certificate for `purpose`.

@@ -109,10 +109,12 @@ impl Toolchain {
         Ok(packages.collect::<String>() + &String::from_utf8_lossy(&compiler))
     }
 
-    /// `go`, in a folder of ours.
+    /// `go`, in a folder of ours. It ends with the thread that starts it: a build behind other
+    /// work must not outlive the command.
     pub(super) fn go(&self, folder: &Path, code: Code, network: Network) -> Command {
         // A static program, as all of the toolchain is: it needs no loader.
-        let mut go = program::host(&self.payload.join(GOROOT).join("bin/go").to_string_lossy());
+        let mut go = program::host("setpriv");
+        go.args(["--pdeathsig", "KILL", "--"]).arg(self.payload.join(GOROOT).join("bin/go"));
         go.current_dir(folder);
         for (name, _) in env::vars_os() {
             let name = name.to_string_lossy();

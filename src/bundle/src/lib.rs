@@ -11,8 +11,10 @@
 //!
 //! Invariants:
 //! - Nothing of the manifest is used before its signature holds.
-//! - A file has exactly one reading: no unknown field, no second spelling, nothing behind the
-//!   last part.
+//! - A file has exactly one reading: a known field that comes twice is an error, and nothing
+//!   follows the last part.
+//! - A field that this version does not know is ignored. A bundle that a reader without it must not
+//!   use has another format, and its number is signed, too.
 //!
 //! What this crate does not do: choose the trusted keys, or write to a disk.
 
@@ -41,7 +43,8 @@ pub use self::writer::write;
 /// below their own.
 pub const SECURITY_LEVEL: u32 = 1;
 
-/// The first bytes of every bundle; the last one is the format's version.
+/// The first bytes of every bundle. The last one is the number of the format, which rises with what
+/// a reader must understand: a reader refuses every other number.
 const MAGIC: [u8; 16] = *b"POLIS-UPDATE\0\0\0\x01";
 /// Bytes of a manifest at most: several times what one needs.
 const MANIFEST_MAX: usize = 16 * 1024;

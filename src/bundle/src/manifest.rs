@@ -1,7 +1,7 @@
 //! The manifest of a bundle, and whether it suits a machine.
 
 use semver::Version;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::etcd::EtcdTarget;
 use crate::kubernetes::KubernetesTarget;
@@ -17,9 +17,10 @@ const DIGITS: usize = 64;
 /// not overflow.
 const PART_MAX: u64 = 1 << 40;
 
-/// The manifest.
+/// The manifest. A reader ignores fields that it does not know, here and in a [`Part`]. A field
+/// that a reader must understand needs another format of the bundle. Builders write objects; the
+/// derived decoder also reads an array of the values, in the order of the fields.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct Manifest {
     /// Version of Polis.
     pub version: Version,
@@ -36,7 +37,7 @@ pub struct Manifest {
     /// The version of its etcd.
     pub etcd: Version,
     /// The version of its Kubernetes; `None` in a system without workloads.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
     pub kubernetes: Option<Version>,
     /// The unified kernel image, signed.
     pub kernel: Part,
@@ -46,7 +47,6 @@ pub struct Manifest {
 
 /// A part of a bundle.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct Part {
     /// Its bytes.
     pub size: u64,
@@ -73,6 +73,11 @@ pub struct Target {
     pub slot: u64,
     /// Bytes that are free on the ESP.
     pub esp: u64,
+}
+
+/// The version in a field that may be absent. A `null` is an error: absence has one form.
+fn present<'de, D: Deserializer<'de>>(field: D) -> Result<Option<Version>, D::Error> {
+    Version::deserialize(field).map(Some)
 }
 
 /// Checks the version of a system. Loaders read it in the name of the kernel image.
@@ -118,14 +123,9 @@ fn has_one_order(version: &Version) -> bool {
 impl Manifest {
     /// Reads a manifest that was signed.
     pub(crate) fn parse(bytes: &[u8]) -> Result<Self, Refusal> {
-        let malformed = |reason: String| Refusal::Manifest { reason };
-        let manifest: Self =
-            serde_json::from_slice(bytes).map_err(|error| malformed(error.to_string()))?;
+        let malformed = |error: serde_json::Error| Refusal::Manifest { reason: error.to_string() };
+        let manifest: Self = serde_json::from_slice(bytes).map_err(malformed)?;
         manifest.check()?;
-        // One content has one spelling.
-        if manifest.encode()? != bytes {
-            return Err(malformed("it is not spelt as a builder spells it".to_owned()));
-        }
         Ok(manifest)
     }
 

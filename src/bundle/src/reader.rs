@@ -184,7 +184,7 @@ impl<R: Read> Counted<R> {
 
 #[cfg(test)]
 mod tests {
-    use ed25519_dalek::SigningKey;
+    use ed25519_dalek::{Signer as _, SigningKey};
     use proptest::prelude::*;
     use semver::Version;
 
@@ -328,8 +328,13 @@ mod tests {
             other => panic!("{text}: {other:?}"),
         };
         for (from, to, why) in [
-            ("{\"version\"", "{\"more\":1,\"version\"", "unknown field `more`"),
-            ("{\"version\"", "{ \"version\"", "not spelt"),
+            ("{\"version\"", "{\"version\":\"1.2.0\",\"version\"", "duplicate field `version`"),
+            ("{\"version\"", "{\"etcd\":\"3.6.4\",\"version\"", "duplicate field `etcd`"),
+            ("{\"version\"", "{\"\\u0065tcd\":\"3.6.4\",\"version\"", "duplicate field `etcd`"),
+            ("\"size\":3000", "\"size\":3000,\"size\":3000", "duplicate field `size`"),
+            ("{\"version\"", "{\"more\":,\"version\"", "expected value"),
+            (":3,\"arch", ":\"3\",\"arch", "invalid type: string \"3\", expected u32"),
+            ("\"full\"", "7", "invalid type: integer `7`, expected a string"),
             ("\"full\"", "\"\"", "variant has 1 to 32"),
             ("\"full\"", "\"Full\"", "variant has 1 to 32"),
             ("\"x86_64\"", "\"x86\\u001b\"", "architecture has 1 to 32"),
@@ -345,7 +350,7 @@ mod tests {
             ("\"3.6.4\"", "\"3.6\"", "unexpected end"),
             ("\"etcd\":\"3.6.4\",", "", "missing field `etcd`"),
             ("\"1.38.0\"", "\"1.38\"", "unexpected end"),
-            ("\"1.38.0\"", "null", "it is not spelt as a builder spells it"),
+            ("\"1.38.0\"", "null", "invalid type: null, expected semver version"),
             ("\"size\":3000", "\"size\":0", "kernel image is empty"),
             ("\"size\":3000", "\"size\":-1", "invalid value"),
             ("\"size\":3000", "\"size\":18446744073709551615", "kernel image has 1844674407370955"),
@@ -368,6 +373,80 @@ mod tests {
         // And so has a part that is not the one that was measured.
         let parts: [&mut dyn Read; 2] = [&mut &*KERNEL, &mut &*KERNEL];
         assert!(write(&mut Vec::new(), &manifest(), &key(), parts).is_err());
+    }
+
+    /// A bundle of any text that its key has signed as a manifest, in this format.
+    fn signed_as(format: u8, manifest: &str) -> Vec<u8> {
+        let mut signed = signed(manifest.as_bytes());
+        signed[MAGIC.len() - 1] = format;
+        let signature = key().sign(&signed).to_bytes();
+        let (magic, rest) = signed.split_at(MAGIC.len());
+        let public = key().verifying_key().to_bytes();
+        [magic, &public, &signature, rest, KERNEL, SYSTEM].concat()
+    }
+
+    #[test]
+    fn a_field_that_this_version_does_not_know_is_signed_and_ignored() {
+        let text = String::from_utf8(manifest().encode().unwrap()).unwrap();
+        for (from, to) in [
+            ("{\"version\"", "{\"more\":1,\"version\""),
+            ("\"etcd\"", "\"more\":[{\"etcd\":\"3.4.0\"},\"\\\\\",\"},\\\"{\"],\"etcd\""),
+            ("\"size\":3000", "\"more\":null,\"size\":3000"),
+            ("\"},\"system\"", "\",\"more\":{}},\"system\""),
+            ("\"}}", "\"},\"more\":\"version\"}"),
+        ] {
+            let further = text.replacen(from, to, 1);
+            assert_ne!(further, text);
+            let bundle = signed_as(1, &further);
+            assert_eq!(read(&bundle), Ok((KERNEL.to_vec(), SYSTEM.to_vec())), "{further}");
+            let open = Bundle::open(&*bundle, None).unwrap();
+            assert_eq!(open.manifest(), &manifest(), "{further}");
+            assert!(open.head() == &bundle[..bundle.len() - KERNEL.len() - SYSTEM.len()]);
+            // The signature covers ignored fields, too.
+            let more = bundle.windows(4).position(|bytes| bytes == b"more").unwrap();
+            let mut changed = bundle.clone();
+            changed[more] ^= 1;
+            assert_eq!(read(&changed), Err(Refusal::Signature), "{further}");
+        }
+    }
+
+    #[test]
+    fn order_blanks_and_escapes_do_not_change_what_a_signed_manifest_says() {
+        let text = String::from_utf8(manifest().encode().unwrap()).unwrap();
+        let hash = manifest().kernel.sha256;
+        let object = format!("{{\"size\":3000,\"sha256\":\"{hash}\"}}");
+        let turned = format!("{{\"sha256\":\"{hash}\",\"size\":3000}}");
+        let array = format!("[3000,\"{hash}\"]");
+        for (from, to) in [
+            ("{\"version\"", "\n{ \"version\""),
+            ("{\"version\"", "{\"more\":1, \"version\""),
+            ("{\"version\"", "{\"v\\u0065rsion\""),
+            ("\"full\"", "\"f\\u0075ll\""),
+            (object.as_str(), turned.as_str()),
+            (object.as_str(), array.as_str()),
+        ] {
+            let other = text.replacen(from, to, 1);
+            assert_ne!(other, text);
+            let bundle = signed_as(1, &other);
+            assert_eq!(read(&bundle), Ok((KERNEL.to_vec(), SYSTEM.to_vec())), "{other}");
+            let open = Bundle::open(&*bundle, None).unwrap();
+            assert_eq!(open.manifest(), &manifest(), "{other}");
+            // Others receive the bytes that were signed.
+            assert!(open.head() == &bundle[..bundle.len() - KERNEL.len() - SYSTEM.len()]);
+        }
+    }
+
+    #[test]
+    fn a_bundle_that_a_reader_must_understand_has_another_format() {
+        let text = String::from_utf8(manifest().encode().unwrap()).unwrap();
+        assert!(signed_as(1, &text) == bundle());
+        let mut later = signed_as(2, &text.replacen('{', "{\"more\":1,", 1));
+        let refused = read(&later).unwrap_err();
+        assert_eq!(refused, Refusal::Format { format: 2 });
+        assert!(refused.help().contains("update to a version between"), "{}", refused.help());
+        // The number is signed: no reader can be made to take it for a bundle of the first format.
+        later[MAGIC.len() - 1] = 1;
+        assert_eq!(read(&later), Err(Refusal::Signature));
     }
 
     #[test]

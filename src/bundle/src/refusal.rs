@@ -136,7 +136,10 @@ impl Refusal {
     pub fn help(&self) -> String {
         match self {
             Self::Foreign => "name a file that `cargo xtask image --bundle FILE` has written",
-            Self::Format { .. } => "use the polisctl of the bundle's version",
+            Self::Format { .. } => {
+                "use the polisctl of the bundle's version; a node that refuses it needs an update \
+                 to a version between them first"
+            }
             Self::Short { .. } | Self::Long { .. } | Self::Changed { .. } | Self::Signature => {
                 "copy or download the bundle again, and compare its SHA-256 with its builder's"
             }

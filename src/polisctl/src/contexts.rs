@@ -19,7 +19,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::fs::{self, DirBuilder};
-use std::io::{self, Write as _};
+use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
@@ -329,20 +329,24 @@ fn read(file: &Path) -> Result<Option<Vec<u8>>, Error> {
 }
 
 /// The same for a file of at most `max` bytes.
-fn read_up_to(max: u64, file: &Path) -> Result<Option<Vec<u8>>, Error> {
-    use std::io::Read as _;
-    let mut bytes = Vec::new();
+pub(super) fn read_up_to(max: u64, file: &Path) -> Result<Option<Vec<u8>>, Error> {
     let opened = match fs::File::open(file) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         opened => opened.doing(|| format!("cannot open {}", file.display()))?,
     };
+    read_open(max, opened, file).map(Some)
+}
+
+/// The bytes of an open file of at most `max` bytes; `file` is its name in errors.
+pub(super) fn read_open(max: u64, opened: impl io::Read, file: &Path) -> Result<Vec<u8>, Error> {
+    let mut bytes = Vec::new();
     let read = opened.take(max + 1).read_to_end(&mut bytes);
     read.doing(|| format!("cannot read {}", file.display()))?;
     if bytes.len() as u64 > max {
         return Err(Error::new(format!("{} has more than {max} bytes", file.display()))
             .or_help("name the file with the one certificate or document that is asked for"));
     }
-    Ok(Some(bytes))
+    Ok(bytes)
 }
 
 /// Writes a file with mode 0600 atomically. A link stays, and so does a device or a pipe, which
@@ -455,7 +459,6 @@ mod tests {
     #[test]
     fn a_link_stays_and_a_pipe_gets_the_bytes() {
         use rustix::fs::{CWD, FileType, Mode, mknodat};
-        use std::io::Read as _;
         use std::os::unix::fs::FileTypeExt as _;
         let folder = tempfile::tempdir().unwrap();
         let [file, link, pipe] = ["file", "link", "pipe"].map(|name| folder.path().join(name));

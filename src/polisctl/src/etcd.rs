@@ -174,6 +174,9 @@ async fn named(session: &Session) -> Result<Status, Error> {
 /// The alarm that members have different data.
 pub(super) const CORRUPT: &str = "CORRUPT";
 
+/// The alarm that the database of a member is full.
+const NO_SPACE: &str = "NOSPACE";
+
 /// The number of answering voters above the quorum.
 fn spare(members: &[v1::ConsensusMember]) -> u32 {
     let voters = || members.iter().filter(|member| !member.learner);
@@ -252,12 +255,22 @@ impl Status {
         text
     }
 
-    /// The next step where members have different data.
-    pub(super) fn remedy(&self) -> Option<&'static str> {
-        self.alarms.iter().any(|alarm| alarm == CORRUPT).then_some(
-            "etcd does not say whose data is wrong: bootstrap the cluster\n\
-             again from a snapshot that is older than the difference: docs/disaster.md",
-        )
+    /// What an alarm is about, and the next step. A member makes no room while members have
+    /// different data.
+    pub(super) fn remedy(&self) -> Option<(&'static str, &'static str)> {
+        let is_raised = |alarm: &str| self.alarms.iter().any(|raised| raised == alarm);
+        if is_raised(CORRUPT) {
+            return Some((
+                "other data",
+                "etcd does not say whose data is wrong: bootstrap the cluster\n\
+                 again from a snapshot that is older than the difference: docs/disaster.md",
+            ));
+        }
+        is_raised(NO_SPACE).then_some((
+            "full etcd",
+            "the members make room within minutes; if the alarm stays, remove what the\n\
+             cluster does not need, such as old objects of Kubernetes: docs/consensus.md",
+        ))
     }
 
     /// Everything as text.
@@ -299,7 +312,7 @@ impl Status {
         let leader = leads.map_or(self.leader.as_str(), |member| member.node_id.as_str());
         let alarms = or_dash(&self.alarms.join(", "));
         let alarms = match self.remedy() {
-            Some(remedy) => format!("{alarms}\n{remedy}"),
+            Some((_about, remedy)) => format!("{alarms}\n{remedy}"),
             None => alarms,
         };
         fields(&[
@@ -472,15 +485,19 @@ mod tests {
     }
 
     #[test]
-    fn an_alarm_about_different_data_has_the_next_step() {
+    fn an_alarm_has_the_next_step() {
         let status = |alarms: &[&str]| {
             let alarms = alarms.iter().map(|&alarm| alarm.to_owned()).collect();
             Status::of(&v1::ConsensusStatus { alarms, ..Default::default() })
         };
         assert_eq!(status(&[]).remedy(), None);
-        assert_eq!(status(&["NOSPACE"]).remedy(), None);
+        let full = status(&["NOSPACE"]).fields();
+        assert!(full.contains("NOSPACE\n"), "{full}");
+        assert!(full.contains("make room within minutes"), "{full}");
+        assert!(full.contains("docs/consensus.md"), "{full}");
         let corrupt = status(&["NOSPACE", "CORRUPT"]);
-        let remedy = corrupt.remedy().unwrap();
+        let (about, remedy) = corrupt.remedy().unwrap();
+        assert_eq!(about, "other data");
         assert!(remedy.ends_with("older than the difference: docs/disaster.md"), "{remedy}");
         let fields = corrupt.fields();
         assert!(fields.contains("NOSPACE, CORRUPT\n"), "{fields}");

@@ -11,8 +11,9 @@ use polis_wire::rpc::{Role, Table};
 /// The commands that need more than the role viewer, each with the RPC that needs the most. A
 /// command below one of them needs the same, unless it has its own entry, which may be of a
 /// viewer. An option in a name may stand anywhere in a command.
-const CALLS: [(&str, &str); 38] = [
+const CALLS: [(&str, &str); 39] = [
     ("audit", "/polis.v1.Management/GetAudit"),
+    ("cluster apply", "/polis.v1.Management/ConfigureCluster"),
     ("cluster configure", "/polis.v1.Management/ConfigureCluster"),
     ("cluster registry delete", "/polis.v1.Management/DeleteRegistry"),
     ("cluster registry set", "/polis.v1.Management/SetRegistry"),

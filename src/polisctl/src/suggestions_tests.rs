@@ -48,6 +48,7 @@ const NO_KEY: &str = "without_an_owner_key_the_told_command_makes_one";
 const NO_CONTROLLER: &str = "without_a_controller_the_told_command_gives_a_node_the_role";
 const SHARE: &str = "a_cluster_stores_no_share_of_a_key_by_the_told_command";
 const LOG_TARGETS: &str = "targets_of_logs_are_checked_before_the_cluster_is_asked";
+const PROXY: &str = "a_proxy_is_checked_before_the_cluster_is_asked";
 const SNAPSHOT_TARGET: &str =
     "a_target_of_snapshots_is_checked_before_the_cluster_is_asked_and_its_key_is_never_printed";
 const ATTESTATION_POLICY: &str = "an_attestation_policy_is_checked_before_the_cluster_is_asked";
@@ -86,6 +87,7 @@ const FIREWALL: &str = "a_firewall_is_confirmed_once_every_node_was_reached_thro
 const MAINTAINED: &str =
     "a_machine_without_parameters_gets_them_by_its_code_and_then_obeys_its_owner_alone";
 const REGISTRY: &str = "a_registry_is_set_listed_and_deleted";
+const SETTINGS: &str = "a_file_that_is_wrong_is_refused_by_its_place_before_anything_is_sent";
 const WORKLOADS: &str = "a_demo_answers_by_its_name_and_its_pods_end_with_the_machine";
 
 const TOLD: &[Suggestion] = &[
@@ -136,6 +138,12 @@ const TOLD: &[Suggestion] = &[
     ),
     ("cluster configure --log-target", "parameters that name targets of logs", ALL, &[LOG_TARGETS]),
     (
+        "cluster configure --proxy",
+        "parameters that name a proxy, a store that its proxy keeps from the cluster",
+        ALL,
+        &[PROXY],
+    ),
+    (
         "cluster configure --snapshot-credentials FILE",
         "a store that does not know the key of the cluster",
         ALL,
@@ -147,6 +155,7 @@ const TOLD: &[Suggestion] = &[
         ALL,
         &[SNAPSHOT_TARGET],
     ),
+    ("cluster export", "a file that has no settings of a cluster", USERS, &[SETTINGS]),
     ("cluster registry set _", "a pull of an image that failed", USERS, &[REGISTRY]),
     (
         "cluster rotate-ca",
@@ -159,7 +168,12 @@ const TOLD: &[Suggestion] = &[
     ("cluster take-ownership", "a call without a certificate", USERS, &[BAD_CONTEXT, OWNS]),
     ("cluster ticket", "parameters without a ticket", LOCAL, &[OPERATES]),
     ("cluster ticket rotate", "a machine was deleted before it committed", OPERATORS, &[OPERATES]),
-    ("cluster update FILE", "an update that waits for its bundle", USERS, &[CARRIED]),
+    (
+        "cluster update FILE",
+        "an update that waits for its bundle; a setting that the leader has not taken",
+        USERS,
+        &[CARRIED],
+    ),
     ("cluster update abort", "the same; a node that did not take it", USERS, &[CARRIED]),
     ("cluster update resume", "a paused update; a node that did not take it", USERS, &[CARRIED]),
     ("cluster update status", "an update that goes on", USERS, &[CARRIED]),

@@ -110,6 +110,16 @@ const CASES: &[Case] = &[
         Kind::Remote,
         &[(&[], 2, "name"), (&["--tpm", "perhaps"], 2, "possible values")],
     ),
+    ("cluster export", &[], Kind::Remote, &[(&["-o", "@owner.key"], 1, "exists already")]),
+    (
+        "cluster apply",
+        &["@settings", "--yes"],
+        Kind::Remote,
+        &[
+            (&["@none", "--yes"], 1, "does not exist"),
+            (&["@wrong", "--yes"], 1, "as a file of settings"),
+        ],
+    ),
     (
         "cluster update",
         &["@update", "--yes"],
@@ -520,6 +530,8 @@ fn prepared() -> (World, Cluster) {
     let key = polis_base::recovery::form::write(&RECOVERY_KEY);
     super::contexts::write(&world.path("recovery"), key.as_bytes()).unwrap();
     super::contexts::write(&world.path("wrong"), b"nothing that fits").unwrap();
+    let settings = "format: polis-settings-v1\ntpm_mode: required\n";
+    super::contexts::write(&world.path("settings"), settings.as_bytes()).unwrap();
     let snapshot = [super::loopback::SNAPSHOT, &Sha256::digest(super::loopback::SNAPSHOT)].concat();
     super::contexts::write(&world.path("snapshot.age"), &super::loopback::encrypted(&snapshot))
         .unwrap();

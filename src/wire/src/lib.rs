@@ -19,3 +19,4 @@ pub mod registry;
 pub mod rpc;
 pub mod s3;
 pub mod snapshot;
+pub mod tunnel;

@@ -1,9 +1,9 @@
 //! Connections to servers outside of the cluster: TLS 1.2 or 1.3, the certificate checked
 //! against the authorities that the owner named for the server, or the public ones of the
-//! system.
+//! system. If the cluster has a proxy, the connection goes through a tunnel.
 //!
 //! Invariants:
-//! - No byte leaves before the certificate of the server was verified.
+//! - No byte of a caller leaves before the certificate of the server was verified.
 //! - A connection is there within [`CONNECT_MAX`], or is given up.
 //!
 //! What this module does not do: speak a protocol above TLS, or show a certificate of its own.
@@ -26,6 +26,7 @@ use tokio_rustls::client::TlsStream;
 use crate::endpoint::Endpoint;
 use crate::registry::Authority;
 use crate::rpc;
+use crate::tunnel;
 use polis_runtime::supervisor::blocking;
 
 /// Name, connection and handshake together.
@@ -38,6 +39,8 @@ pub struct Server {
     pub endpoint: Endpoint,
     /// The authorities for its certificate; none: the public ones.
     pub authorities: Vec<Authority>,
+    /// The HTTP proxy on the way to it; none: it is reached directly.
+    pub proxy: Option<Endpoint>,
 }
 
 /// Why there is no connection.
@@ -74,6 +77,24 @@ pub enum Error {
         endpoint: Endpoint,
         /// The cause.
         source: io::Error,
+    },
+    /// No address of the proxy accepts a connection, or its name has none.
+    #[error("cannot connect to the proxy {proxy}")]
+    Proxy {
+        /// The proxy.
+        proxy: Endpoint,
+        /// The cause.
+        source: io::Error,
+    },
+    /// The proxy does not connect to the server.
+    #[error("the proxy {proxy} does not connect to {endpoint}")]
+    Tunnel {
+        /// The proxy.
+        proxy: Endpoint,
+        /// The server.
+        endpoint: Endpoint,
+        /// The cause.
+        source: tunnel::Error,
     },
     /// The handshake failed; its certificate may be of another authority.
     #[error("no TLS with {endpoint}")]
@@ -117,18 +138,40 @@ async fn attempt(
         blocking(move || config(&server, &bundle)).await?
     };
     config.alpn_protocols = alpn.iter().map(|name| name.to_vec()).collect();
-    let Endpoint { host, port } = &server.endpoint;
-    let resolve = |source| Error::Resolve { endpoint: endpoint(), source };
-    let found = tokio::net::lookup_host((host.as_str(), *port)).await.map_err(resolve)?;
-    let addresses: Vec<_> = found.collect();
-    let connect = |source| Error::Connect { endpoint: endpoint(), source };
-    let tcp = reach(&addresses).await.map_err(connect)?;
+    let tcp = match &server.proxy {
+        None => direct(&server.endpoint).await?,
+        Some(proxy) => through(proxy, &server.endpoint).await?,
+    };
     // A socket without this option is only slower.
     let _set = tcp.set_nodelay(true);
     let handshake = |source| Error::Handshake { endpoint: endpoint(), source };
-    let name = ServerName::try_from(host.clone())
+    let name = ServerName::try_from(server.endpoint.host.clone())
         .map_err(|invalid| handshake(io::Error::other(invalid)))?;
     TlsConnector::from(Arc::new(config)).connect(name, tcp).await.map_err(handshake)
+}
+
+/// A connection to the server itself.
+async fn direct(server: &Endpoint) -> Result<TcpStream, Error> {
+    let resolve = |source| Error::Resolve { endpoint: server.clone(), source };
+    let addresses = addresses(server).await.map_err(resolve)?;
+    let connect = |source| Error::Connect { endpoint: server.clone(), source };
+    reach(&addresses).await.map_err(connect)
+}
+
+/// A connection to the server through the proxy, which finds the address of the server itself.
+async fn through(proxy: &Endpoint, server: &Endpoint) -> Result<TcpStream, Error> {
+    let unreachable = |source| Error::Proxy { proxy: proxy.clone(), source };
+    let addresses = addresses(proxy).await.map_err(unreachable)?;
+    let tcp = reach(&addresses).await.map_err(unreachable)?;
+    let refused = |source| {
+        let (proxy, endpoint) = (proxy.clone(), server.clone());
+        Error::Tunnel { proxy, endpoint, source }
+    };
+    tunnel::open(tcp, server).await.map_err(refused)
+}
+
+async fn addresses(Endpoint { host, port }: &Endpoint) -> io::Result<Vec<SocketAddr>> {
+    Ok(tokio::net::lookup_host((host.as_str(), *port)).await?.collect())
 }
 
 /// Connects to the first address that accepts. An address that does not answer leaves time for the

@@ -1,6 +1,8 @@
 //! The network of pods: the ranges of all pods, of Services, and of the pods of one node.
 //!
-//! The leader gives out the prefixes of nodes, and the nodes build the mesh of them.
+//! The leader gives out the prefixes of nodes, and the nodes build the mesh of them. The
+//! configuration of the cluster has [`Networks`], which are fixed when it is founded;
+//! `parameters` checks them.
 //!
 //! `ipnet` keeps the bits behind the fixed ones, which a record here must not have: a type
 //! that refuses them would wrap it, and be as long as this one.
@@ -9,6 +11,8 @@ use std::fmt;
 use std::net::Ipv4Addr;
 use std::str::FromStr;
 
+use polis_proto::v1;
+
 /// A network and the number of its fixed bits. Its other bits are zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Prefix {
@@ -16,22 +20,59 @@ pub struct Prefix {
     length: u8,
 }
 
-/// The addresses of all pods. Fixed: they are in the rules and routes of every node.
-pub const PODS: Prefix = Prefix { network: Ipv4Addr::new(10, 192, 0, 0), length: 11 };
+/// The networks of a cluster. Fixed: they are in the rules and routes of every node, and in
+/// certificates.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Networks {
+    /// The addresses of all pods.
+    pub pods: Prefix,
+    /// The addresses of Services.
+    pub services: Prefix,
+}
 
-/// The addresses of Services.
-pub const SERVICES: Prefix = Prefix { network: Ipv4Addr::new(10, 224, 0, 0), length: 16 };
+impl Default for Networks {
+    fn default() -> Self {
+        Self {
+            pods: Prefix { network: Ipv4Addr::new(10, 192, 0, 0), length: 11 },
+            services: Prefix { network: Ipv4Addr::new(10, 224, 0, 0), length: 16 },
+        }
+    }
+}
 
 /// Fixed bits of the prefix of a node: room for more pods than kubelet runs.
-const NODE_LENGTH: u8 = 24;
+pub const NODE_LENGTH: u8 = 24;
 
-/// The prefixes for nodes in [`PODS`], in order: 8192 of them.
-pub fn node_prefixes() -> impl Iterator<Item = Prefix> {
-    let count = 1_u32 << (NODE_LENGTH - PODS.length);
-    (0..count).map(|index| {
-        let network = PODS.network.to_bits() | (index << (32 - NODE_LENGTH));
-        Prefix { network: Ipv4Addr::from_bits(network), length: NODE_LENGTH }
-    })
+impl Networks {
+    /// The prefixes for nodes in the network of pods, in order; 8192 of them in the default one.
+    pub fn node_prefixes(self) -> impl Iterator<Item = Prefix> {
+        let count = 1_u32 << NODE_LENGTH.saturating_sub(self.pods.length).min(31);
+        (0..count).map(move |index| {
+            let network = self.pods.network.to_bits() | (index << (32 - NODE_LENGTH));
+            Prefix { network: Ipv4Addr::from_bits(network), length: NODE_LENGTH }
+        })
+    }
+
+    /// The address of the Service `kubernetes`, under which pods reach the API servers: the first
+    /// that a Service can have.
+    #[must_use]
+    pub fn first_service(self) -> Ipv4Addr {
+        Ipv4Addr::from_bits(self.services.network.to_bits() | 1)
+    }
+
+    /// The one of the two networks that has `address`.
+    #[must_use]
+    pub fn with(self, address: Ipv4Addr) -> Option<Prefix> {
+        [self.pods, self.services].into_iter().find(|network| network.has(address))
+    }
+
+    /// The message, with both.
+    #[must_use]
+    pub fn to_message(self) -> v1::ClusterNetworks {
+        v1::ClusterNetworks {
+            pod_network: self.pods.to_string(),
+            service_network: self.services.to_string(),
+        }
+    }
 }
 
 /// Why a text is not a prefix.
@@ -136,23 +177,34 @@ mod tests {
     }
 
     #[test]
-    fn the_networks_are_well_formed_and_apart() {
-        for network in [PODS, SERVICES] {
+    fn the_default_networks_are_well_formed_and_apart() {
+        let networks = Networks::default();
+        let Networks { pods, services } = networks;
+        for network in [pods, services] {
             assert_eq!(Prefix::new(network.network, network.length), Ok(network));
         }
-        assert!(!PODS.overlaps(SERVICES));
-        assert!(PODS.has(Ipv4Addr::new(10, 223, 255, 255)));
-        assert!(!PODS.has(Ipv4Addr::new(10, 224, 0, 0)));
+        assert!(!pods.overlaps(services));
+        assert_eq!(networks.with(Ipv4Addr::new(10, 223, 255, 255)), Some(pods));
+        assert_eq!(networks.with(Ipv4Addr::new(10, 224, 0, 0)), Some(services));
+        assert_eq!(networks.with(Ipv4Addr::new(10, 225, 0, 0)), None);
+        assert_eq!(networks.first_service(), Ipv4Addr::new(10, 224, 0, 1));
     }
 
     #[test]
     fn the_prefixes_of_nodes_fill_the_network_of_pods() {
-        let all: Vec<_> = node_prefixes().collect();
-        assert_eq!(all.len(), 8192);
-        assert_eq!(all[0], prefix("10.192.0.0/24"));
-        assert_eq!(all[8191], prefix("10.223.255.0/24"));
-        assert!(all.iter().all(|one| PODS.contains(*one)));
-        assert!(all.windows(2).all(|pair| pair[0] < pair[1] && !pair[0].overlaps(pair[1])));
+        for (pods, count, last) in [
+            ("10.192.0.0/11", 8192, "10.223.255.0/24"),
+            ("172.16.0.0/12", 4096, "172.31.255.0/24"),
+            ("192.168.6.0/23", 2, "192.168.7.0/24"),
+        ] {
+            let networks = Networks { pods: prefix(pods), ..Networks::default() };
+            let all: Vec<_> = networks.node_prefixes().collect();
+            assert_eq!(all.len(), count, "{pods}");
+            assert_eq!((all[0].network(), all[0].length()), (networks.pods.network(), 24));
+            assert_eq!(all[count - 1], prefix(last));
+            assert!(all.iter().all(|one| networks.pods.contains(*one)));
+            assert!(all.windows(2).all(|pair| pair[0] < pair[1] && !pair[0].overlaps(pair[1])));
+        }
     }
 
     #[test]

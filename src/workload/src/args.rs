@@ -107,7 +107,7 @@ pub(super) fn api_server(site: &Site, advertise: IpAddr) -> Vec<String> {
     flags.path("service-account-signing-endpoint", run.tokens.client());
     // Kubernetes would make the tokens of pods valid for a year, for clients of before 2021.
     flags.add("service-account-extend-token-expiration", false);
-    flags.add("service-cluster-ip-range", site.service_network());
+    flags.add("service-cluster-ip-range", site.networks.services);
     flags.add("profiling", false);
     flags.0
 }
@@ -165,7 +165,7 @@ fn component(
 
 #[cfg(test)]
 mod tests {
-    use super::super::site::live;
+    use super::super::site::{live, with_networks};
     use super::*;
 
     fn shown(args: &[String]) -> String {
@@ -175,6 +175,14 @@ mod tests {
     #[test]
     fn the_api_server_uses_the_local_etcd_and_takes_users_from_certificates_and_proxies() {
         insta::assert_snapshot!(shown(&api_server(&live(), [192, 0, 2, 7].into())));
+    }
+
+    #[test]
+    fn services_have_the_network_of_the_cluster() {
+        let of = |site: &Site| api_server(site, [192, 0, 2, 7].into());
+        let (default, own) = (of(&live()), of(&with_networks()));
+        let changed: Vec<_> = own.iter().filter(|flag| !default.contains(*flag)).collect();
+        assert_eq!(changed, ["--service-cluster-ip-range=172.24.0.0/16"]);
     }
 
     #[test]

@@ -11,8 +11,8 @@
 //! ```
 //!
 //! A certificate is renewed after two thirds of its life, when another authority signs, and when
-//! the cluster's configuration has other names for the API: within seconds, since the node reads
-//! them every few seconds. The node revokes and replaces a certificate with a former name. Every
+//! the cluster's configuration has other names for the API: at once, since the node watches that
+//! record. The node revokes and replaces a certificate with a former name. Every
 //! program reads its files again when they change, but for the controller manager: it starts again
 //! when another key signs tokens, and once a former authority, which it gives to pods, is not
 //! trusted any more.
@@ -43,6 +43,7 @@ use zeroize::Zeroizing;
 use super::component;
 use super::configuration;
 use super::credentials::{Purpose, authority, front_proxy_authority};
+use super::names;
 use super::parts::{Part, PartState, Parts};
 use super::site::Site;
 use polis_base::cause;
@@ -54,7 +55,6 @@ use polis_control::curator;
 use polis_runtime::event::{Closed, until};
 use polis_runtime::supervisor::{Context, blocking};
 use polis_wire::identity::NodeId;
-use polis_wire::parameters;
 use polis_wire::pki::{
     self, Authorities, Certificate, Guard, Host, Issued, Namespace, Reason, ServiceAccounts, Store,
     Write,
@@ -66,9 +66,6 @@ const RETRY: Duration = Duration::from_secs(2);
 
 /// Between two looks while a former authority is trusted, so that its end is known in time.
 const ROTATES: Duration = Duration::from_secs(30);
-
-/// Between two looks at the names of the API in the cluster's configuration: one read of etcd.
-const NAMES: Duration = Duration::from_secs(5);
 
 /// Where the key lies that encrypts Secrets.
 const ENCRYPTION_KEY: &str = "encryption/secrets";
@@ -124,8 +121,8 @@ impl Service {
             status.voter().map(|clients| users.map(|user| clients.user(user)))
         });
         let Some(clients) = ctx.until_cancelled(voter).await.transpose()? else { return Ok(()) };
-        let [client, records] = clients;
-        let records = curator::Store::new(records);
+        let [client, etcd] = clients;
+        let records = curator::Store::new(etcd.clone());
         let mut known = Vec::new();
         let mut failed = cause::Last::default();
         loop {
@@ -154,7 +151,7 @@ impl Service {
                 tokio::select! {
                     // Cancel-safe, both: they change nothing.
                     () = until_another_look(wait, &mut self.credentials) => {}
-                    () = until_other_names(&records, &known) => {}
+                    () = names::until_other(&etcd, &known) => {}
                 }
             };
             if ctx.until_cancelled(wait).await.is_none() {
@@ -171,7 +168,7 @@ impl Service {
         records: &curator::Store<Client>,
         known: &mut Vec<Host>,
     ) -> Result<Duration, Error> {
-        *known = names(records).await?;
+        *known = names::read(records).await.map_err(Error::Names)?;
         let names = known.as_slice();
         let namespace = Namespace::new(client.clone(), "");
         let ca = authorities(&namespace, &authority()).await?;
@@ -343,33 +340,6 @@ pub(super) async fn until_another_look(
     }
 }
 
-/// Waits until the cluster's configuration has other names for the API. While it cannot be read,
-/// the next look says so.
-async fn until_other_names(records: &curator::Store<Client>, known: &[Host]) {
-    loop {
-        sleep(NAMES).await;
-        if Box::pin(names(records)).await.is_ok_and(|now| now != known) {
-            return;
-        }
-    }
-}
-
-/// The names of the API in the cluster's configuration; none of a cluster without one.
-async fn names<S: Store + Clone>(records: &curator::Store<S>) -> Result<Vec<Host>, Error> {
-    let configuration = match records.configuration().await {
-        Err(curator::store::Error::Missing { .. }) => return Ok(Vec::new()),
-        read => read.map_err(|error| Error::Names(error.into()))?,
-    };
-    let message = configuration.kubernetes.unwrap_or_default();
-    let names = parameters::kubernetes_names(&message, "kubernetes");
-    let names = names.map_err(|error| Error::Names(error.into()))?;
-    let host = |name: String| match name.parse() {
-        Ok(address) => Host::Address(address),
-        Err(_name) => Host::Name(name),
-    };
-    Ok(names.into_iter().map(host).collect())
-}
-
 /// An authority and those before it; the authority is made if there is none.
 async fn authorities(
     namespace: &Namespace<Client>,
@@ -478,33 +448,7 @@ pub(super) fn replace(file: &File, content: &[u8]) -> Result<bool, files::Error>
 mod tests {
     use super::*;
     use polis_base::files::Group;
-    use polis_proto::v1;
     use polis_wire::pki::memory::Memory;
-    use prost::Message as _;
-
-    #[tokio::test]
-    async fn the_names_are_those_of_the_configuration() {
-        let memory = Memory::default();
-        let records = curator::Store::new(memory.clone());
-        assert_eq!(names(&records).await.unwrap(), [], "a cluster without a record");
-        let written = async |named: &[&str]| {
-            let names = named.iter().map(|name| (*name).to_owned()).collect();
-            let kubernetes = Some(v1::KubernetesConfiguration { names });
-            let record = v1::ClusterConfiguration { kubernetes, ..Default::default() };
-            let write = Write::Put("cluster/configuration".to_owned(), record.encode_to_vec());
-            assert!(memory.commit(Vec::new(), vec![write]).await.unwrap());
-        };
-        written(&["API.example", "192.0.2.10", "2001:db8::1"]).await;
-        let expected = [
-            Host::Name("api.example".to_owned()),
-            Host::Address([192, 0, 2, 10].into()),
-            Host::Address("2001:db8::1".parse().unwrap()),
-        ];
-        assert_eq!(names(&records).await.unwrap(), expected);
-        written(&["a b"]).await;
-        let error = names(&records).await.unwrap_err();
-        assert!(cause::line(&error).contains("kubernetes.names[0]"), "{}", cause::line(&error));
-    }
 
     #[tokio::test]
     async fn a_name_is_in_the_certificate_from_its_addition_to_its_removal() {

@@ -25,6 +25,24 @@ const HEALTH: [&str; 3] = ["/livez", "/readyz", "/healthz"];
 const WAYS_IN: [&str; 6] =
     ["pods/exec", "pods/attach", "pods/portforward", "pods/proxy", "services/proxy", "nodes/proxy"];
 
+/// The verbs that change nothing.
+pub(super) const READS: [&str; 3] = ["get", "list", "watch"];
+
+/// The users of the programs of a controller, whose reads the audit log leaves out.
+const PROGRAMS: [&str; 3] =
+    ["system:apiserver", "system:kube-controller-manager", "system:kube-scheduler"];
+
+/// The groups of the programs of workers, and of the controllers in the controller manager, for
+/// the same.
+const PROGRAM_GROUPS: [&str; 6] = [
+    "system:nodes",
+    PROXY_GROUP,
+    DNS_GROUP,
+    CSI_GROUP,
+    POLICY_GROUP,
+    "system:serviceaccounts:kube-system",
+];
+
 /// The namespace of Polis' own pods, which Pod Security does not restrict.
 const SYSTEM_NAMESPACE: &str = "kube-system";
 
@@ -124,33 +142,36 @@ pub(super) fn audit_policy() -> Vec<u8> {
             {"level": "Metadata", "resources": [{"group": "", "resources": ["secrets"]}]},
             {"level": "Metadata", "resources": [{"group": "", "resources": WAYS_IN}]},
             none(json!({
-                "users": [
-                    "system:apiserver",
-                    "system:kube-controller-manager",
-                    "system:kube-scheduler",
-                ],
-                "verbs": ["get", "list", "watch"],
+                "users": PROGRAMS,
+                "verbs": READS,
             })),
             none(json!({
                 "users": [RECONCILER],
                 // A user of the cluster may have this name, and never this group.
                 "userGroups": [MASTERS],
-                "verbs": ["get", "list", "watch"],
+                "verbs": READS,
             })),
             none(json!({
-                "userGroups": [
-                    "system:nodes",
-                    PROXY_GROUP,
-                    DNS_GROUP,
-                    CSI_GROUP,
-                    POLICY_GROUP,
-                    "system:serviceaccounts:kube-system",
-                ],
-                "verbs": ["get", "list", "watch"],
+                "userGroups": PROGRAM_GROUPS,
+                "verbs": READS,
             })),
             {"level": "Metadata"},
         ],
     }))
+}
+
+/// Whether the audit policy takes a user of this name and these groups for a program of the
+/// cluster itself.
+pub(super) fn is_own(user: &str, groups: &[String]) -> bool {
+    let has = |wanted: &str| groups.iter().any(|group| group == wanted);
+    PROGRAMS.contains(&user)
+        || PROGRAM_GROUPS.into_iter().any(has)
+        || (user == RECONCILER && has(MASTERS))
+}
+
+/// Whether a request for this subresource leads into a container or past the API server.
+pub(super) fn is_way_in(resource: &str, subresource: &str) -> bool {
+    WAYS_IN.iter().any(|way| way.split_once('/') == Some((resource, subresource)))
 }
 
 /// JSON, indented.
@@ -234,6 +255,84 @@ mod tests {
                 all || named.any(|resource| resource == way)
             };
             assert_eq!(rules.iter().find(fits).unwrap()["level"], "Metadata", "{way}");
+        }
+    }
+
+    /// The level of a request by the rules of the policy, of which the first that fits counts, as
+    /// the API server reads them.
+    fn level(user: &str, groups: &[&str], verb: &str, what: &str) -> String {
+        let policy: Value = serde_json::from_slice(&audit_policy()).unwrap();
+        let has = |list: &Value, one: &str| list.as_array().unwrap().iter().any(|it| it == one);
+        let fits = |rule: &&Value| {
+            let resources = rule["resources"].as_array();
+            let paths = rule["nonResourceURLs"].as_array();
+            let place = match what.strip_prefix('/') {
+                Some(_) => paths.is_some_and(|paths| {
+                    let mut paths = paths.iter().map(|path| path.as_str().unwrap());
+                    paths.any(|path| what.starts_with(path.trim_end_matches('*')))
+                }),
+                None => resources.is_some_and(|resources| {
+                    let (resource, group) = what.split_once('.').unwrap_or((what, ""));
+                    let named =
+                        |it: &Value| it["group"] == group && has(&it["resources"], resource);
+                    resources.iter().any(named)
+                }),
+            };
+            (place || (resources.is_none() && paths.is_none()))
+                && (rule["users"].is_null() || has(&rule["users"], user))
+                && (rule["verbs"].is_null() || has(&rule["verbs"], verb))
+                && (rule["userGroups"].is_null()
+                    || groups.iter().any(|&group| has(&rule["userGroups"], group)))
+        };
+        let rule = policy["rules"].as_array().unwrap().iter().find(fits).unwrap();
+        rule["level"].as_str().unwrap().to_owned()
+    }
+
+    #[test]
+    fn the_audit_log_has_every_change_and_what_users_read() {
+        let (user, node) = (("polis:ann", "polis:owners"), ("system:node:n", "system:nodes"));
+        let controllers =
+            ("system:serviceaccount:kube-system:job", "system:serviceaccounts:kube-system");
+        let scheduler = ("system:kube-scheduler", "system:authenticated");
+        for ((name, group), verb, what, expected) in [
+            (user, "create", "deployments.apps", "Metadata"),
+            (user, "delete", "namespaces", "Metadata"),
+            (user, "get", "pods", "Metadata"),
+            (user, "list", "configmaps", "Metadata"),
+            (user, "create", "serviceaccounts/token", "Metadata"),
+            (user, "get", "/metrics", "Metadata"),
+            (user, "get", "/livez/ping", "None"),
+            (user, "update", "leases.coordination.k8s.io", "None"),
+            (user, "create", "events", "None"),
+            (user, "create", "events.events.k8s.io", "None"),
+            (node, "watch", "pods", "None"),
+            (node, "get", "configmaps", "None"),
+            (node, "get", "secrets", "Metadata"),
+            (node, "patch", "nodes/status", "Metadata"),
+            (node, "get", "pods/exec", "Metadata"),
+            (controllers, "list", "jobs.batch", "None"),
+            (controllers, "create", "pods", "Metadata"),
+            (controllers, "get", "nodes/proxy", "Metadata"),
+            (scheduler, "watch", "nodes", "None"),
+            (scheduler, "create", "pods/binding", "Metadata"),
+        ] {
+            assert_eq!(level(name, &[group], verb, what), expected, "{name} {verb} {what}");
+        }
+    }
+
+    #[test]
+    fn the_programs_of_the_cluster_are_those_whose_reads_are_left_out() {
+        for (user, group, expected) in [
+            ("system:kube-scheduler", "system:authenticated", true),
+            ("system:node:n", "system:nodes", true),
+            (RECONCILER, MASTERS, true),
+            (RECONCILER, "polis:operators", false),
+            ("system:serviceaccount:default:bot", "system:serviceaccounts:default", false),
+            ("polis:ann", "polis:owners", false),
+        ] {
+            assert_eq!(is_own(user, &[group.to_owned()]), expected, "{user} {group}");
+            let read = level(user, &[group], "get", "pods");
+            assert_eq!(read == "None", expected, "{user} {group}: {read}");
         }
     }
 

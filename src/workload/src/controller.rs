@@ -16,7 +16,7 @@ use super::component::{Check, Component, Error, Process};
 use super::credentials::Purpose;
 use super::parts::{Part, Parts};
 use super::site::Site;
-use super::{access, args, certificates, confinement, ground, reconciler, tokens};
+use super::{access, args, audit, certificates, confinement, ground, reconciler, tokens};
 use polis_base::cause;
 use polis_control::consensus;
 use polis_machine::network;
@@ -109,6 +109,9 @@ impl Controller {
             parts: self.parts.clone(),
         };
         ctx.spawn("tokens", forever, move |ctx| tokens.clone().run(ctx));
+        // Before the API server, so that it ends after it and copies its last lines.
+        let audit = audit::Service { data: self.site.data.clone() };
+        ctx.spawn("audit", forever, move |ctx| audit.clone().run(ctx));
         let api_server = self.clone();
         ctx.spawn(Part::ApiServer.name(), forever, move |ctx| {
             let controller = api_server.clone();

@@ -179,7 +179,7 @@ fn api_hosts(site: &Site, node: NodeId, names: &[Host]) -> Vec<Host> {
         name("localhost"),
         Host::Name(node.to_string()),
         Host::Address(Ipv4Addr::LOCALHOST.into()),
-        Host::Address(site.first_service()),
+        Host::Address(site.networks.first_service().into()),
     ];
     for host in [&Host::Address(site.loopback)].into_iter().chain(names) {
         if !hosts.contains(host) {
@@ -191,7 +191,7 @@ fn api_hosts(site: &Site, node: NodeId, names: &[Host]) -> Vec<Host> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::site::live;
+    use super::super::site::{live, with_networks};
     use super::*;
 
     #[test]
@@ -244,6 +244,15 @@ mod tests {
             };
             assert_eq!(named, [plain, own.to_vec()].concat());
         }
+    }
+
+    #[test]
+    fn the_api_server_has_the_first_address_of_the_services_of_the_cluster() {
+        let node = NodeId::from_public_key(&[7; 32]);
+        let template = Purpose::ApiServer.template(&with_networks(), node, &[]);
+        let Template::KubernetesServer { hosts, .. } = template else { panic!("{template:?}") };
+        assert!(hosts.contains(&Host::Address([172, 24, 0, 1].into())), "{hosts:?}");
+        assert!(!hosts.contains(&Host::Address([10, 224, 0, 1].into())), "{hosts:?}");
     }
 
     #[test]

@@ -29,7 +29,9 @@
 //! certificates    makes, writes and renews them           a service
 //! component       one child process, and its health
 //! tokens          signs those of service accounts         a service
+//! audit           copies the audit log into the log       a service
 //! confinement     the rights of each program              pure
+//! names           those of the API, in the configuration
 //! nodes           what the records want of Node objects   pure
 //! reconciler      applies the objects                     a service
 //! api, plain      requests to the parts on this machine
@@ -65,6 +67,7 @@
 mod access;
 mod api;
 mod args;
+mod audit;
 mod certificates;
 mod component;
 mod configuration;
@@ -75,6 +78,7 @@ pub mod csi;
 pub mod drain;
 pub mod ground;
 pub mod mesh;
+mod names;
 mod nodes;
 mod objects;
 mod parts;

@@ -28,6 +28,7 @@ use polis_runtime::event::Closed;
 use polis_runtime::supervisor::{Child, Context, Policy};
 use polis_wire::identity::NodeId;
 use polis_wire::node_roles::{Nodes, Role};
+use polis_wire::pod_network::Networks;
 use polis_wire::rpc::client::Client;
 
 /// Between two looks at the age of certificates, which is counted in days.
@@ -76,6 +77,8 @@ pub struct Service {
     pub cluster: watch::Receiver<cluster::Status>,
     /// The roles that the cluster gives to it; `None` before it knows them.
     pub roles: watch::Receiver<Option<v1::NodeRoles>>,
+    /// The networks of pods and Services, known before the roles are.
+    pub networks: watch::Receiver<Networks>,
     /// The member of etcd beside it.
     pub consensus: watch::Receiver<consensus::Status>,
     /// The address that API servers give each other.
@@ -111,6 +114,9 @@ struct Roles {
     node: NodeId,
     controller: bool,
     worker: bool,
+    /// Those of a cluster never change. A node whose earlier version did not know them begins with
+    /// the default ones, and begins again once a leader answers.
+    networks: Networks,
 }
 
 impl Roles {
@@ -127,6 +133,29 @@ impl Roles {
 struct Running {
     controller: Option<Child>,
     worker: Option<Child>,
+    /// The networks that they were started with.
+    networks: Networks,
+}
+
+impl Running {
+    /// Ends what is not wanted any more, or in other networks, the worker first: its parts use the
+    /// controller's.
+    async fn stop(&mut self, wanted: Wanted) {
+        let networks = self.networks;
+        let stays = |has: fn(&Roles) -> bool| matches!(&wanted, Wanted::Roles(roles) if has(roles) && roles.networks == networks);
+        if !stays(|roles| roles.worker)
+            && let Some(child) = self.worker.take()
+        {
+            info!("the role of a worker was removed, or the networks changed");
+            child.stop().await;
+        }
+        if !stays(|roles| roles.controller)
+            && let Some(child) = self.controller.take()
+        {
+            info!("the role of a controller was removed, or the networks changed");
+            child.stop().await;
+        }
+    }
 }
 
 impl Service {
@@ -147,9 +176,11 @@ impl Service {
         ctx.healthy();
         loop {
             let roles = self.roles.borrow_and_update().unwrap_or_default();
-            let wanted = wanted(&self.cluster.borrow_and_update(), &roles, carries);
+            // After the roles, before which they are written.
+            let networks = *self.networks.borrow_and_update();
+            let wanted = wanted(&self.cluster.borrow_and_update(), &roles, networks, carries);
             if said != Some(wanted) {
-                self.stop(&mut runs, wanted).await;
+                runs.stop(wanted).await;
                 match wanted {
                     Wanted::Nothing => parts.none(),
                     Wanted::NotCarried => {
@@ -157,6 +188,10 @@ impl Service {
                         parts.unfit(NOT_CARRIED);
                     }
                     Wanted::Roles(roles) => {
+                        if roles.networks != runs.networks {
+                            // Every part has ended, and starts anew.
+                            parts.expect(&[]);
+                        }
                         parts.expect(&roles.parts());
                         self.start(&ctx, &mut runs, roles, &parts);
                     }
@@ -165,9 +200,10 @@ impl Service {
             }
             let changed = async {
                 tokio::select! {
-                    // Cancel-safe, both: they wait for event values.
+                    // Cancel-safe, all: they wait for event values.
                     changed = self.cluster.changed() => changed.map_err(|_closed| "the cluster"),
                     changed = self.roles.changed() => changed.map_err(|_closed| "the roles"),
+                    changed = self.networks.changed() => changed.map_err(|_closed| "the networks"),
                 }
             };
             match ctx.until_cancelled(changed).await {
@@ -185,6 +221,7 @@ impl Service {
             config,
             cluster: self.cluster.clone(),
             roles: self.roles.clone(),
+            networks: self.networks.clone(),
             network: self.network.clone(),
             nodes: self.nodes.clone(),
             containerd: self.containerd.clone(),
@@ -194,42 +231,31 @@ impl Service {
         ctx.spawn(Part::Mesh.name(), Policy::forever(), move |ctx| mesh.clone().run(ctx));
     }
 
-    /// Ends what is not wanted any more, the worker first: its parts use the controller's.
-    async fn stop(&self, runs: &mut Running, wanted: Wanted) {
-        let stays = |has: fn(&Roles) -> bool| matches!(&wanted, Wanted::Roles(roles) if has(roles));
-        if !stays(|roles| roles.worker)
-            && let Some(child) = runs.worker.take()
-        {
-            info!("the role of a worker was taken away");
-            child.stop().await;
-        }
-        if !stays(|roles| roles.controller)
-            && let Some(child) = runs.controller.take()
-        {
-            info!("the role of a controller was taken away");
-            child.stop().await;
-        }
-    }
-
     /// Starts what is wanted and does not run.
     fn start(&self, ctx: &Context, runs: &mut Running, roles: Roles, parts: &Parts) {
         let forever = Policy::forever();
+        runs.networks = roles.networks;
         if roles.controller && runs.controller.is_none() {
-            let controller = self.controller(roles.node, parts);
+            let controller = self.controller(roles, parts);
             let run = move |ctx| controller.clone().run(ctx);
             runs.controller = Some(ctx.spawn("controller", forever, run));
         }
         if roles.worker && runs.worker.is_none() {
-            let worker = self.worker(roles.node, parts);
+            let worker = self.worker(roles, parts);
             runs.worker = Some(ctx.spawn("worker", forever, move |ctx| worker.clone().run(ctx)));
         }
     }
 
-    fn controller(&self, node: NodeId, parts: &Parts) -> Controller {
+    /// The site in the networks of the cluster.
+    fn site(&self, networks: Networks) -> Site {
+        Site { networks, ..self.config.site.clone() }
+    }
+
+    fn controller(&self, roles: Roles, parts: &Parts) -> Controller {
         Controller {
-            site: self.config.site.clone(),
+            site: self.site(roles.networks),
             ground: self.config.ground.clone(),
-            node,
+            node: roles.node,
             look: self.config.look,
             consensus: self.consensus.clone(),
             network: self.network.clone(),
@@ -239,12 +265,12 @@ impl Service {
         }
     }
 
-    fn worker(&self, node: NodeId, parts: &Parts) -> Worker {
+    fn worker(&self, roles: Roles, parts: &Parts) -> Worker {
         Worker {
             credentials: self.identity.credentials.clone(),
-            site: self.config.site.clone(),
+            site: self.site(roles.networks),
             tree: self.config.tree.clone(),
-            node,
+            node: roles.node,
             look: self.config.look,
             client: self.client.clone(),
             nodes: self.nodes.clone(),
@@ -259,13 +285,18 @@ impl Service {
 }
 
 /// The programs that this node is to run.
-fn wanted(cluster: &cluster::Status, roles: &v1::NodeRoles, carries: bool) -> Wanted {
+fn wanted(
+    cluster: &cluster::Status,
+    roles: &v1::NodeRoles,
+    networks: Networks,
+    carries: bool,
+) -> Wanted {
     let has = |role| cluster.is_member() && Role::given(roles).any(|given| given == role);
     let (controller, worker) = (has(Role::KubernetesController), has(Role::KubernetesWorker));
     match (cluster.node, carries) {
         _ if !controller && !worker => Wanted::Nothing,
         (_, false) => Wanted::NotCarried,
-        (Some(node), true) => Wanted::Roles(Roles { node, controller, worker }),
+        (Some(node), true) => Wanted::Roles(Roles { node, controller, worker, networks }),
         (None, true) => Wanted::Nothing,
     }
 }
@@ -286,13 +317,15 @@ mod tests {
     fn the_roles_of_a_member_decide_what_runs() {
         use cluster::State::{Disowning, Home, Split};
         let node = NodeId::from_public_key(&[7; 32]);
-        let said =
-            |roles: &[Role], state, carries| wanted(&status(state), &Role::record(roles), carries);
+        let networks = Networks::default();
+        let said = |roles: &[Role], state, carries| {
+            wanted(&status(state), &Role::record(roles), networks, carries)
+        };
         let both = [Role::ConsensusMember, Role::KubernetesController];
-        let controller = Wanted::Roles(Roles { node, controller: true, worker: false });
+        let controller = Wanted::Roles(Roles { node, controller: true, worker: false, networks });
         assert_eq!(said(&both, Home, true), controller);
         assert_eq!(said(&both, Split, true), controller);
-        let worker = Wanted::Roles(Roles { node, controller: false, worker: true });
+        let worker = Wanted::Roles(Roles { node, controller: false, worker: true, networks });
         assert_eq!(said(&[Role::KubernetesWorker], Home, true), worker);
         let Wanted::Roles(all) = said(&Role::ALL, Home, true) else { panic!() };
         assert_eq!(all.parts().len(), Part::CONTROLLER.len() + Part::WORKER.len());
@@ -304,6 +337,27 @@ mod tests {
         assert_eq!(said(&both[..1], Home, false), Wanted::Nothing);
     }
 
+    #[tokio::test]
+    async fn what_runs_ends_in_other_networks_and_stays_in_the_same() {
+        let (ctx, _handles) = Context::for_test();
+        let child = |name| {
+            ctx.spawn(name, Policy::forever(), |ctx| async move {
+                ctx.cancelled().await;
+                Ok::<_, std::convert::Infallible>(())
+            })
+        };
+        let networks = Networks::default();
+        let (controller, worker) = (Some(child("controller")), Some(child("worker")));
+        let mut runs = Running { controller, worker, networks };
+        let node = NodeId::from_public_key(&[7; 32]);
+        let roles = Roles { node, controller: true, worker: true, networks };
+        runs.stop(Wanted::Roles(roles)).await;
+        assert!(runs.controller.is_some() && runs.worker.is_some());
+        let other = Networks { services: "172.24.0.0/16".parse().unwrap(), ..networks };
+        runs.stop(Wanted::Roles(Roles { networks: other, ..roles })).await;
+        assert!(runs.controller.is_none() && runs.worker.is_none());
+    }
+
     #[tokio::test(start_paused = true)]
     async fn an_image_without_the_programs_is_reported_while_the_role_is_there() {
         let base = tempfile::tempdir().unwrap();
@@ -312,6 +366,7 @@ mod tests {
         base.path().clone_into(&mut config.site.programs);
         let (_cluster, cluster) = watch::channel(status(cluster::State::Home));
         let (given, roles) = watch::channel(None);
+        let (_networks, networks) = watch::channel(Networks::default());
         let (_consensus, consensus) = watch::channel(consensus::Status::default());
         let (_network, network) = watch::channel(network::Status::default());
         let (_candidates, candidates) = watch::channel(Vec::new());
@@ -325,6 +380,7 @@ mod tests {
             config,
             cluster,
             roles,
+            networks,
             consensus,
             network,
             nodes,

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use polis_base::files::{self, Kubernetes, KubernetesRun};
 use polis_wire::endpoint::KUBERNETES_PORT;
 use polis_wire::identity::NodeId;
+use polis_wire::pod_network::Networks;
 use polis_wire::rpc::Listen;
 
 /// Where API servers listen.
@@ -24,14 +25,10 @@ const SCHEDULER_PORT: u16 = 10259;
 /// Where a worker's clients find an API server, on loopback.
 const API_BALANCER_PORT: u16 = 6445;
 
-/// The addresses of Services.
-const SERVICE_NETWORK: &str = "10.224.0.0/16";
-/// The first of them, which is that of the API servers.
-const FIRST_SERVICE: Ipv4Addr = Ipv4Addr::new(10, 224, 0, 1);
 /// The domain of Services.
 const DOMAIN: &str = "cluster.local";
 
-/// The site of a node. Fixed for the life of the process.
+/// The site of a node. Fixed while a role runs.
 #[derive(Clone, Debug)]
 pub struct Site {
     /// The directory of the programs; each is a link to one binary.
@@ -48,10 +45,12 @@ pub struct Site {
     pub access: Listen,
     /// The address by which the parts on this machine reach each other.
     pub loopback: IpAddr,
+    /// The networks of pods and Services.
+    pub networks: Networks,
 }
 
 impl Site {
-    /// The site of a running node.
+    /// The site of a running node, with the default networks.
     #[must_use]
     pub fn live(root: &files::Root) -> Self {
         Self {
@@ -62,6 +61,7 @@ impl Site {
             listen: SocketAddr::from((Ipv4Addr::UNSPECIFIED, API_PORT)),
             access: Listen::Everywhere(KUBERNETES_PORT),
             loopback: Ipv4Addr::LOCALHOST.into(),
+            networks: Networks::default(),
         }
     }
 
@@ -100,18 +100,6 @@ impl Site {
         SocketAddr::new(self.loopback, SCHEDULER_PORT)
     }
 
-    /// The network of Services, in CIDR.
-    #[must_use]
-    pub fn service_network(&self) -> &'static str {
-        SERVICE_NETWORK
-    }
-
-    /// The address of the Service `kubernetes`.
-    #[must_use]
-    pub fn first_service(&self) -> IpAddr {
-        FIRST_SERVICE.into()
-    }
-
     /// The domain of Services.
     #[must_use]
     pub fn domain(&self) -> &'static str {
@@ -130,15 +118,12 @@ pub(super) fn live() -> Site {
     Site::live(&files::Root::live())
 }
 
+/// The same, in a cluster with networks of its own.
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use polis_machine::parameters::Cidr;
-
-    #[test]
-    fn the_first_service_is_in_the_network_of_services() {
-        let network: Cidr = SERVICE_NETWORK.parse().unwrap();
-        assert!(network.contains(FIRST_SERVICE.into()));
-        assert_eq!(network.network(), network);
-    }
+pub(super) fn with_networks() -> Site {
+    let networks = Networks {
+        pods: "172.16.0.0/13".parse().unwrap(),
+        services: "172.24.0.0/16".parse().unwrap(),
+    };
+    Site { networks, ..live() }
 }

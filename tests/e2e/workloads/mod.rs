@@ -2,6 +2,7 @@
 //! its own, and the machine ends in order while pods run. A snapshot remains, in which the demo
 //! lives on until the role goes.
 
+pub(crate) mod conformance;
 mod further;
 pub(crate) mod greedy;
 pub(crate) mod killed;

@@ -5,7 +5,8 @@
 //! there are fewer. Clusters come first, so that the places do not have to be emptied for
 //! them one by one; among equals the longest comes first, so that no long one is left when
 //! the others have ended. In a run whose time is limited, stories of one machine come with the
-//! shortest first: as many as possible have their turn.
+//! shortest first: as many as possible have their turn. There, the longest of all come last, and
+//! only if their expected time is left: one of them takes the time of ten others.
 //!
 //! Every story waits: for an election, a heartbeat, a countdown, a program. A story of one
 //! machine uses little more than half of a processor. So while all places are taken, stories
@@ -17,7 +18,12 @@
 //!
 //! This module only computes.
 
+use std::time::Duration;
+
 use super::story::Story;
+
+/// Seconds from which on a story comes last in a run whose time is limited.
+const LONG: u32 = 500;
 
 /// A story that waits for its turn, or has it.
 #[derive(Clone, Copy, Debug)]
@@ -61,7 +67,8 @@ impl Queue {
         self.waiting.sort_by_key(|Job { story, .. }| {
             let cost = i64::from(story.cost);
             let cost = if self.limited && story.places == 1 { -cost } else { cost };
-            std::cmp::Reverse((story.places.min(self.places), cost))
+            let last = self.limited && is_long(story);
+            std::cmp::Reverse((!last, story.places.min(self.places), cost))
         });
     }
 
@@ -108,17 +115,26 @@ impl Queue {
         self.sort();
     }
 
-    /// Takes out the stories that have not had a turn.
-    pub(crate) fn left(&mut self) -> Vec<Story> {
-        let (left, again) = self.waiting.drain(..).partition(|job| job.try_number == 1);
-        self.waiting = again;
-        Vec::into_iter(left).map(|job| job.story).collect()
+    /// Takes out the stories that have not had a turn and for which `left` is too short: all of
+    /// them, once it is over.
+    pub(crate) fn without_time(&mut self, left: Duration) -> Vec<Story> {
+        let lacks = |story: &Story| {
+            left.is_zero() || is_long(story) && left < Duration::from_secs(u64::from(story.cost))
+        };
+        let (out, waiting) =
+            self.waiting.drain(..).partition(|job| job.try_number == 1 && lacks(&job.story));
+        self.waiting = waiting;
+        Vec::into_iter(out).map(|job| job.story).collect()
     }
 
     /// Whether every story has had its turn and has ended.
     pub(crate) fn is_over(&self) -> bool {
         self.waiting.is_empty() && self.running.is_empty()
     }
+}
+
+fn is_long(story: &Story) -> bool {
+    story.cost >= LONG
 }
 
 #[cfg(test)]
@@ -226,9 +242,29 @@ mod tests {
         let first = started(&mut queue);
         queue.ended(&first[0].0, first[0].1);
         queue.again(first[0].0);
-        let left: Vec<_> = queue.left().iter().map(Story::name).collect();
+        let left: Vec<_> = queue.without_time(Duration::ZERO).iter().map(Story::name).collect();
         assert_eq!(left, ["x::c"]);
         assert_eq!(names(&started(&mut queue)), [placed("a")]);
+    }
+
+    #[test]
+    fn with_a_limit_the_long_come_last_and_only_while_their_time_is_left() {
+        let long = single("long", LONG).cluster();
+        let stories = [long, single("a", 9), single("b", LONG - 1).cluster()];
+        let mut queue = Queue::new(&stories, 2, true);
+        let first = started(&mut queue);
+        assert_eq!(names(&first), [placed("b"), beside("a")]);
+        let enough = Duration::from_secs(LONG.into());
+        assert!(queue.without_time(enough).is_empty());
+        let out = queue.without_time(enough - Duration::from_secs(1));
+        assert_eq!(out.iter().map(Story::name).collect::<Vec<_>>(), ["x::long"]);
+        // What has begun is not taken out, and without a limit nothing asks.
+        for (job, turn) in &first {
+            queue.ended(job, *turn);
+        }
+        assert!(queue.is_over());
+        let mut queue = Queue::new(&stories, 2, false);
+        assert_eq!(names(&started(&mut queue)), [placed("long"), beside("a")]);
     }
 
     #[test]

@@ -54,7 +54,7 @@ const PASSED: u32 = 0o711;
 pub(crate) const SKIPPED: u8 = 77;
 
 /// Why a story was not begun.
-const NO_TIME: &str = "the time of this run was over";
+const NO_TIME: &str = "the time of this run was too short";
 
 /// How much of a failed story's output is shown: its end.
 const SHOWN: u64 = 64 * 1024;
@@ -113,8 +113,9 @@ impl Runner<'_> {
         let mut running: Vec<Running> = Vec::new();
         let mut report = Report::default();
         while !queue.is_over() {
-            if self.is_late() {
-                report.stories.extend(queue.left().iter().map(|story| self.not_begun(story)));
+            if let Some(until) = self.until {
+                let without = queue.without_time(until.saturating_duration_since(Instant::now()));
+                report.stories.extend(without.iter().map(|story| self.not_begun(story)));
             }
             while let Some((job, turn)) = queue.next() {
                 running.push(self.start(job, turn)?);

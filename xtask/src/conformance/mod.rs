@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! --stage api            --> story of tests/kube: a control plane on this host ---+
-//! --stage pods, images   --> story of tests/kube: a registry on this host, which  |
+//! --stage pods, images   --> story of tests/e2e: a registry on this host, which   |
 //!                            the cluster of `cargo xtask run` has as a mirror     |
 //!                              | kubeconfig  <------------------------------------+
 //!                              v
@@ -12,7 +12,8 @@
 //! ```
 //!
 //! A story calls this command again, with the kubeconfig of its cluster. So the level
-//! `kube` of the tests runs the same.
+//! `kube` of the tests runs the same, and the level `e2e` the quickest tests with pods on a
+//! machine of its own.
 //!
 //! What this module does not do: certify. A run covers a part of the conformance suite.
 
@@ -22,6 +23,7 @@ mod table;
 
 use std::collections::BTreeMap;
 use std::env;
+use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::fs;
 use std::io;
@@ -37,10 +39,10 @@ use crate::{host, image};
 
 /// The results, a folder for each stage.
 const RESULTS: &str = "target/conformance";
-/// The story that starts a control plane for this command.
-const STORY_API: &str = "conformance::tests_that_need_no_pod_pass";
-/// The story that serves the images of the tests with pods.
-const STORY_PODS: &str = "conformance::tests_with_pods_pass_on_a_cluster";
+/// The level and the name of the story that starts a control plane for this command.
+const STORY_API: [&str; 2] = ["kube", "conformance::tests_that_need_no_pod_pass"];
+/// The level and the name of the story that serves the images of the tests with pods.
+const STORY_PODS: [&str; 2] = ["e2e", "workloads::conformance::tests_with_pods_pass_on_a_cluster"];
 /// The arguments of this command with which a story calls it, as a list in JSON.
 const COMMAND: &str = "POLIS_CONFORMANCE";
 /// For the story that serves images: the layout, and the folder of the cluster.
@@ -109,6 +111,19 @@ impl Stage {
 }
 
 impl Args {
+    /// The arguments of a story in `cargo xtask test`, which has built the programs.
+    fn of_story(stage: Stage) -> Self {
+        Self {
+            stage,
+            kubeconfig: None,
+            processes: None,
+            quick: false,
+            pull: false,
+            built: true,
+            filters: Vec::new(),
+        }
+    }
+
     fn processes(&self) -> u8 {
         let usual = match self.stage {
             Stage::Api => 6,
@@ -178,23 +193,34 @@ fn arguments(own: &Path, args: &Args) -> String {
 /// Tells the story how to call this command: with all tests, or in an ordinary run without
 /// those that take minutes.
 pub(crate) fn tell_story(command: &mut Command, all: bool) -> Result<()> {
-    let args = Args {
-        stage: Stage::Api,
-        kubeconfig: None,
-        processes: None,
-        quick: !all,
-        pull: false,
-        built: true,
-        filters: Vec::new(),
-    };
+    let args = Args { quick: !all, ..Args::of_story(Stage::Api) };
     let own = env::current_exe().context("cannot find this program")?;
     command.env(COMMAND, arguments(&own, &args));
     Ok(())
 }
 
-/// Whether the suite was built: an ordinary run of the tests does not build it.
+/// Checks that this host has the programs that the images copy, and installs what is missing.
+///
+/// # Errors
+///
+/// A package is missing and may not be, or could not be, installed.
+pub(crate) fn require_programs() -> Result<()> {
+    host::require(&[images::NEEDS])
+}
+
+/// The settings of the story that founds a machine for the quickest tests with pods: how to call
+/// this command, and the images, which are made here. The caller has called [`require_programs`].
+pub(crate) fn settings_on_machine() -> Result<[(&'static str, OsString); 2]> {
+    image::suite()?;
+    let args = Args { filters: Table::new()?.quickest(), ..Args::of_story(Stage::Pods) };
+    let own = env::current_exe().context("cannot find this program")?;
+    Ok([(COMMAND, arguments(&own, &args).into()), (IMAGES, stand_ins()?.into())])
+}
+
+/// Whether the suite and the program of its pods were built: an ordinary run of the tests does
+/// not wait for that.
 pub(crate) fn is_built() -> bool {
-    ["e2e", "kubectl"].iter().all(|name| image::go_program(name).is_file())
+    ["agnhost", "e2e", "kubectl"].iter().all(|name| image::go_program(name).is_file())
 }
 
 /// Starts a control plane by the story, which calls this command again.
@@ -205,16 +231,20 @@ fn natively(args: &Args) -> Result<()> {
 /// Serves stand-ins of the images to the cluster of a run by the story, which calls this
 /// command again.
 fn with_images(args: &Args, run: &Path) -> Result<()> {
-    image::go_programs(&["agnhost"])?;
-    let folder = image::workspace().join(RESULTS).join("images");
-    images::write(&image::go_program("e2e"), &folder)?;
-    story(args, STORY_PODS, &[(IMAGES, &folder), (CLUSTER, run)])
+    story(args, STORY_PODS, &[(IMAGES, &stand_ins()?), (CLUSTER, run)])
 }
 
-fn story(args: &Args, story: &str, settings: &[(&str, &Path)]) -> Result<()> {
+/// Makes stand-ins of the images; returns the folder of their layout.
+fn stand_ins() -> Result<PathBuf> {
+    let folder = image::workspace().join(RESULTS).join("images");
+    images::write(&image::go_program("e2e"), &folder)?;
+    Ok(folder)
+}
+
+fn story(args: &Args, [level, name]: [&str; 2], settings: &[(&str, &Path)]) -> Result<()> {
     let own = env::current_exe().context("cannot find this program")?;
     let status = image::cargo(&image::workspace())
-        .args(["test", "--quiet", "--workspace", "--test", "kube", "--", "--story", story])
+        .args(["test", "--quiet", "--workspace", "--test", level, "--", "--story", name])
         .env("POLIS_ETCD", image::workspace().join("target/payload/root/usr/bin/etcd"))
         .env("POLIS_KUBE", image::go_program("kube"))
         .env(COMMAND, arguments(&own, args))
@@ -388,6 +418,18 @@ mod tests {
         let expected = "[\"/x/xtask\",\"conformance\",\"--stage\",\"api\",\"--built\",\
                         \"--processes\",\"2\",\"--quick\",\"--\",\"-v\",\"volume\"]";
         assert_eq!(list, expected);
+    }
+
+    #[test]
+    fn the_story_on_a_machine_calls_with_the_quickest_tests() {
+        let filters = Table::new().unwrap().quickest();
+        let args = Args { filters: filters.clone(), ..Args::of_story(Stage::Pods) };
+        let list: Vec<String> =
+            serde_json::from_str(&arguments(Path::new("/x/xtask"), &args)).unwrap();
+        let (options, selected) = list.split_at(list.len() - filters.len());
+        let expected = "/x/xtask conformance --stage pods --built --processes 2 --pull --";
+        assert_eq!(options.join(" "), expected);
+        assert_eq!(selected, filters);
     }
 
     #[test]

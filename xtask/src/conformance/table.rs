@@ -17,20 +17,30 @@ pub(super) enum Need {
     Never,
 }
 
+/// How long tests take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Pace {
+    /// As upstream marks them.
+    Usual,
+    /// Minutes, although upstream does not mark them as slow.
+    Slow,
+    /// The time of one pod that ends by itself: a story runs them on a machine.
+    Quickest,
+}
+
 /// One line: what the tests need whose names begin so.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Rule {
     beginning: &'static str,
     pub(super) need: Need,
-    /// Whether they take minutes although upstream does not mark them as slow.
-    slow: bool,
+    pace: Pace,
     pub(super) reason: &'static str,
 }
 
 impl Rule {
     /// Whether a test that this rule decides about takes minutes.
     pub(super) fn is_slow(&self, name: &str) -> bool {
-        self.slow || name.contains("[Slow]")
+        self.pace == Pace::Slow || name.contains("[Slow]")
     }
 }
 
@@ -48,8 +58,14 @@ impl Table {
         Self::read(include_str!("table.txt"))
     }
 
-    /// Reads headings, `need: reason` or `need, slow: reason`, each followed by indented
-    /// beginnings of names.
+    /// The beginnings of the names of the quickest tests with pods.
+    pub(super) fn quickest(&self) -> Vec<String> {
+        let quickest = self.0.iter().filter(|rule| rule.pace == Pace::Quickest);
+        quickest.map(|rule| rule.beginning.to_owned()).collect()
+    }
+
+    /// Reads headings, `need: reason`, `need, slow: reason` or `need, quickest: reason`, each
+    /// followed by indented beginnings of names.
     fn read(text: &'static str) -> Result<Self> {
         let mut rules: Vec<Rule> = Vec::new();
         let mut heading = None;
@@ -62,10 +78,10 @@ impl Table {
                 heading = Some(read_heading(line).with_context(at)?);
                 continue;
             };
-            let (need, slow, reason) = heading.with_context(at)?;
+            let (need, pace, reason) = heading.with_context(at)?;
             let twice = rules.iter().any(|rule| rule.beginning == beginning);
             ensure!(!twice, "{}: {beginning} is listed twice", at());
-            rules.push(Rule { beginning, need, slow, reason });
+            rules.push(Rule { beginning, need, pace, reason });
         }
         Ok(Self(rules))
     }
@@ -96,11 +112,13 @@ impl Table {
     }
 }
 
-fn read_heading(line: &'static str) -> Result<(Need, bool, &'static str)> {
+fn read_heading(line: &'static str) -> Result<(Need, Pace, &'static str)> {
     let (need, reason) = line.split_once(": ").context("expected `need: reason`")?;
-    let (need, slow) = match need.strip_suffix(", slow") {
-        Some(need) => (need, true),
-        None => (need, false),
+    let (need, pace) = match need.split_once(", ") {
+        None => (need, Pace::Usual),
+        Some((need, "slow")) => (need, Pace::Slow),
+        Some((need, "quickest")) => (need, Pace::Quickest),
+        Some((_, other)) => bail!("`{other}` is neither slow nor quickest"),
     };
     let need = match need {
         "api" => Need::Api,
@@ -108,7 +126,7 @@ fn read_heading(line: &'static str) -> Result<(Need, bool, &'static str)> {
         "never" => Need::Never,
         other => bail!("`{other}` is none of api, pods, never"),
     };
-    Ok((need, slow, reason))
+    Ok((need, pace, reason))
 }
 
 #[cfg(test)]
@@ -140,6 +158,14 @@ mod tests {
     }
 
     #[test]
+    fn the_quickest_tests_are_those_of_their_heading() {
+        let text = "pods: a pod runs\n  [a]\npods, quickest: it ends\n  [a] b\n  [a] c [x]\n";
+        let table = Table::read(text).unwrap();
+        assert_eq!(table.quickest(), ["[a] b", "[a] c [x]"]);
+        assert!(table.0.iter().all(|rule| rule.need == Need::Pods && !rule.is_slow("[a] b")));
+    }
+
+    #[test]
     fn a_test_that_is_not_in_the_table_is_an_error_and_so_is_an_idle_line() {
         let table = Table::read(TEXT).unwrap();
         let error = table.decide(names(&["[a] b", "[a]", "[new] test"])).unwrap_err();
@@ -154,6 +180,7 @@ mod tests {
             ("  [a]\n", "line 1"),
             ("api: x\n  [a]\n  [a]\n", "line 3: [a] is listed twice"),
             ("some: x\n", "`some` is none of api, pods, never"),
+            ("api, some: x\n", "`some` is neither slow nor quickest"),
             ("api\n", "expected `need: reason`"),
         ] {
             let error = format!("{:#}", Table::read(text).unwrap_err());
@@ -163,6 +190,11 @@ mod tests {
 
     #[test]
     fn the_table_of_the_repository_can_be_read() {
-        assert!(Table::new().unwrap().0.len() > 50);
+        let table = Table::new().unwrap();
+        assert!(table.0.len() > 50);
+        let quickest = table.0.iter().filter(|rule| rule.pace == Pace::Quickest);
+        let needs: Vec<_> = quickest.map(|rule| rule.need).collect();
+        // Their story has 40 minutes, and the suite waits five for a pod that does not start.
+        assert_eq!(needs, [Need::Pods; 6]);
     }
 }

@@ -38,12 +38,18 @@ pub(crate) fn kubectl(packages: &Packages) -> Result<()> {
 }
 
 /// Builds what `conformance` needs and no image of its own has to be made for: the programs
-/// of Kubernetes, its suite, and the payload with etcd.
+/// of Kubernetes, its suite, the program of most pods of that suite, and the payload with etcd.
 pub(crate) fn suite() -> Result<()> {
-    go_programs(&["kube", "kubectl", "e2e"])
+    go_programs(&["kube", "kubectl", "e2e", "agnhost"])
 }
 
-/// Builds programs from Go modules that no image has to be made for, and the payload.
+/// Builds the programs of an image with Kubernetes, and no image.
+pub(crate) fn workload_programs() -> Result<()> {
+    go_programs(&[])
+}
+
+/// Builds programs from Go modules that no image has to be made for, and the payload. Without
+/// names, those of an image.
 pub(crate) fn go_programs(names: &[&str]) -> Result<()> {
     let config = config(Kind::Development, Variant::Full, &Packages::default());
     host::require(&[host::PAYLOAD, host::BUILD])?;

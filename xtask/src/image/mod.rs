@@ -17,7 +17,7 @@ use polis_image::{
 };
 
 use self::checks::{can_be_made, check_parameters, read};
-pub(crate) use self::go::{KUBECTL, go_program, go_programs, kubectl, suite};
+pub(crate) use self::go::{KUBECTL, go_program, go_programs, kubectl, suite, workload_programs};
 use self::images::{assembled, build, config, prepare, programs_of};
 pub(crate) use self::images::{
     built, built_from, built_next, built_quick_product, folder, folder_next, folder_quick_product,

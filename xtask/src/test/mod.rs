@@ -3,27 +3,33 @@
 //! All parts run even after a failure, so that one run lists every failure. The image is
 //! built once, before the first part that needs it. The programs of Kubernetes are built
 //! behind all other parts, at the lowest priority: they take what waits, links and
-//! single-threaded compilers leave idle. The stories of `kube` come last.
+//! single-threaded compilers leave idle. The stories of `kube` come last. The other programs of an
+//! image with Kubernetes are built behind those; if they are there when the stories of machines
+//! begin, these have that image, too.
 //!
 //! Tests that cannot run on this host are listed with the reason: a missing tool, or a
 //! device that QEMU lacks.
 
+mod behind;
 mod prometheus;
 mod report;
 mod selection;
 mod steps;
 
 use std::env;
+use std::ffi::OsString;
 use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
-use std::thread::{self, JoinHandle};
+use std::sync::mpsc;
+use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, ensure};
 use polis_image::{Kind, Variant};
 use polis_tests::{ALL, SEED, draws_all};
 
+use self::behind::Behind;
 use self::report::Report;
 use self::selection::{Part, Wanted};
 use crate::image::Packages;
@@ -58,6 +64,9 @@ const WORKLOADS: &str = "workloads::";
 const WORKLOADS_UPDATED: &str = "workloads::updated::";
 /// Names the folder of the newer image with Kubernetes.
 const NEXT_FULL_IMAGE: &str = "POLIS_NEXT_FULL_IMAGE_DIR";
+
+/// The file of the story that runs conformance tests on such a machine.
+const WORKLOADS_CONFORMANCE: &str = "workloads::conformance::";
 
 /// The programs for them that a build of the image, or of `run --kubernetes`, leaves.
 const WORKLOAD_PROGRAMS: &[&str] = &["kube", "kubectl", "containerd", "runsc"];
@@ -118,7 +127,21 @@ pub(crate) fn run(args: Args) -> Result<()> {
     let mut report = Report::default();
     // Beside at least one other part, or it would only be slower.
     let behind = wanted(Part::Kube) && parts.len() > 1;
-    let mut kubernetes = behind.then(|| Behind::begin(image::suite));
+    let (mut suite, mut programs) = (None, None);
+    if behind {
+        // Dropped when the first build ends.
+        let (first, ended) = mpsc::channel::<()>();
+        suite = Some(Behind::begin(move || {
+            let _first = first;
+            image::suite()
+        }));
+        programs = wanted(Part::E2e).then(|| {
+            Behind::begin(move || {
+                let _ended = ended.recv();
+                image::workload_programs()
+            })
+        });
+    }
     for part in Part::ALL.into_iter().filter(|part| wanted(*part)) {
         // Otherwise it would take its time and fail in every place but that one.
         host::require_space(&root, part.space(), &format!("the part {}", part.name()))?;
@@ -147,12 +170,12 @@ pub(crate) fn run(args: Args) -> Result<()> {
             }
             Part::E2e => {
                 if report.image() {
-                    machines(&mut report, &stories, kubernetes.as_ref())?;
+                    machines(&mut report, &stories, suite.as_ref(), programs.take())?;
                 }
             }
             Part::Kube => {
                 if report.image() {
-                    kube(&mut report, &stories, kubernetes.take())?;
+                    kube(&mut report, &stories, suite.take())?;
                 }
             }
         }
@@ -191,44 +214,6 @@ fn everything() -> Command {
     command
 }
 
-/// A build of Go on a thread of its own. Go has a folder and a lock of its own, so it does not
-/// wait for the builds of the other parts, which are cargo's.
-struct Behind(JoinHandle<Result<()>>);
-
-impl Behind {
-    /// Steps of `nice`: other work goes first.
-    const STEPS: i32 = 19;
-
-    fn begin(build: fn() -> Result<()>) -> Self {
-        Self(thread::spawn(move || {
-            // Of this thread, and of what it starts.
-            rustix::process::nice(Self::STEPS).context("cannot be nice")?;
-            build()
-        }))
-    }
-
-    fn is_over(&self) -> bool {
-        self.0.is_finished()
-    }
-
-    /// Longest that a build may go on once nothing runs beside it.
-    const PATIENCE: Duration = Duration::from_secs(45 * 60);
-
-    /// Waits for its end; false if it has none until then.
-    fn wait(self, until: Option<Instant>) -> Result<bool> {
-        let begun = Instant::now();
-        while !self.is_over() {
-            if until.is_some_and(|until| until < Instant::now()) {
-                return Ok(false);
-            }
-            ensure!(begun.elapsed() < Self::PATIENCE, "it did not end in {:?}", Self::PATIENCE);
-            thread::sleep(Duration::from_millis(200));
-        }
-        let ended = self.0.join();
-        ended.unwrap_or_else(|_panic| bail!("the thread that built it panicked")).map(|()| true)
-    }
-}
-
 /// Everything that needs no image.
 fn quick(filter: Option<&str>) -> Command {
     let mut command = cargo();
@@ -256,12 +241,8 @@ fn kube(report: &mut Report, stories: &Stories<'_>, begun: Option<Behind>) -> Re
                 cannot =
                     Some("kube: its programs were not built in the time of this run".to_owned());
             }
-            Err(error) => match error.downcast_ref::<polis_image::Error>() {
-                Some(cause) if cause.no_way_to_modules() => {
-                    cannot = Some(format!("kube: {error:#}"));
-                }
-                _ => return Err(error),
-            },
+            Err(error) if no_way_to_modules(&error) => cannot = Some(format!("kube: {error:#}")),
+            Err(error) => return Err(error),
         }
         Ok(())
     });
@@ -295,8 +276,36 @@ fn before_kube(now: Instant, until: Instant) -> Instant {
     now + (left - KEPT.min(left / 4))
 }
 
-/// The stories of whole machines. `behind` builds the programs of `kube`, if that part follows.
-fn machines(report: &mut Report, stories: &Stories<'_>, behind: Option<&Behind>) -> Result<()> {
+/// Whether the programs of an image with Kubernetes are there and nothing builds them just now. A
+/// cold build takes 27 minutes of processor time, so no test waits for one.
+fn has_workload_programs(report: &mut Report, behind: Option<Behind>) -> bool {
+    if let Some(behind) = behind {
+        if !behind.is_over() {
+            return false;
+        }
+        if let Err(error) = behind.wait(None) {
+            if !no_way_to_modules(&error) {
+                report.call("programs", || Err(error));
+            }
+            return false;
+        }
+    }
+    WORKLOAD_PROGRAMS.iter().all(|name| image::go_program(name).is_file())
+}
+
+/// Whether a build failed because this host cannot reach Go's modules.
+fn no_way_to_modules(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<polis_image::Error>().is_some_and(polis_image::Error::no_way_to_modules)
+}
+
+/// The stories of whole machines. `suite` builds the programs of `kube`, if that part follows, and
+/// `programs` the others of an image with Kubernetes.
+fn machines(
+    report: &mut Report,
+    stories: &Stories<'_>,
+    suite: Option<&Behind>,
+    programs: Option<Behind>,
+) -> Result<()> {
     let folder = image::workspace().join(STORIES);
     if folder.exists() {
         fs::remove_dir_all(&folder).with_context(|| format!("cannot empty {STORIES}"))?;
@@ -324,40 +333,75 @@ fn machines(report: &mut Report, stories: &Stories<'_>, behind: Option<&Behind>)
         let next = image::folder_next(Variant::Base);
         folders.push((NEXT_IMAGE, named(NEXT_IMAGE, next)?));
     }
-    // A cold build of Kubernetes takes 27 minutes of processor time, so no test begins one.
-    if stories.select(WORKLOADS)
-        && WORKLOAD_PROGRAMS.iter().all(|name| image::go_program(name).is_file())
-    {
-        if env::var_os("POLIS_FULL_IMAGE_DIR").is_none() {
-            let packages = Packages::default();
-            let build = || image::built_from(Kind::Development, Variant::Full, &packages);
-            report.call("full", || build().map(drop));
-        }
-        let full = image::folder(Kind::Development, Variant::Full);
-        folders.push(("POLIS_FULL_IMAGE_DIR", named("POLIS_FULL_IMAGE_DIR", full)?));
-        if stories.all || stories.names.is_some() && stories.select(WORKLOADS_UPDATED) {
-            if env::var_os(NEXT_FULL_IMAGE).is_none() {
-                let build = || image::built_next(Variant::Full).map(drop);
-                report.call("next full", build);
-            }
-            let next = image::folder_next(Variant::Full);
-            folders.push((NEXT_FULL_IMAGE, named(NEXT_FULL_IMAGE, next)?));
-        }
-    }
+    // Without time for a story, nothing would use these images.
+    let wanted = stories.select(WORKLOADS) && stories.may_begin();
+    let settings = match wanted && has_workload_programs(report, programs) {
+        true => workloads(report, stories, &mut folders)?,
+        false => Vec::new(),
+    };
     // Behind the builds: it says how much time is left. Without its programs, `kube` would spend
     // its share on them, or be skipped.
-    let built = behind.is_some_and(Behind::is_over) && image::go_program("kube").is_file();
+    let built = suite.is_some_and(Behind::is_over) && image::go_program("kube").is_file();
     let until = match built {
         true => stories.until.map(|until| before_kube(Instant::now(), until)),
         false => stories.until,
     };
     let mut command = stories.binary_until("e2e", until)?;
-    command.envs(folders);
+    command.envs(folders).envs(settings);
     // A story fails with a sentence and the guest's last lines; a backtrace of the harness
     // would hide them.
     command.env("RUST_LIB_BACKTRACE", "0");
     report.stories("e2e", &mut command);
     Ok(())
+}
+
+/// Builds what the stories of machines with Kubernetes need: images, whose folders are added to
+/// `folders`, and for conformance tests those of pods. Returns the settings of the latter.
+fn workloads(
+    report: &mut Report,
+    stories: &Stories<'_>,
+    folders: &mut Vec<(&'static str, PathBuf)>,
+) -> Result<Vec<(&'static str, OsString)>> {
+    if env::var_os("POLIS_FULL_IMAGE_DIR").is_none() {
+        let packages = Packages::default();
+        let build = || image::built_from(Kind::Development, Variant::Full, &packages);
+        report.call("full", || build().map(drop));
+    }
+    let full = image::folder(Kind::Development, Variant::Full);
+    folders.push(("POLIS_FULL_IMAGE_DIR", named("POLIS_FULL_IMAGE_DIR", full)?));
+    if stories.all || stories.names.is_some() && stories.select(WORKLOADS_UPDATED) {
+        if env::var_os(NEXT_FULL_IMAGE).is_none() {
+            let build = || image::built_next(Variant::Full).map(drop);
+            report.call("next full", build);
+        }
+        let next = image::folder_next(Variant::Full);
+        folders.push((NEXT_FULL_IMAGE, named(NEXT_FULL_IMAGE, next)?));
+    }
+    match stories.select(WORKLOADS_CONFORMANCE) && conformance::is_built() {
+        true => Ok(images_of_pods(report)),
+        false => Ok(Vec::new()),
+    }
+}
+
+/// Makes the images of the pods of conformance tests, and returns the settings of their story.
+/// A host without the programs that the images copy, or without a way to Go's modules, has none,
+/// and skips the story.
+fn images_of_pods(report: &mut Report) -> Vec<(&'static str, OsString)> {
+    let (mut settings, mut cannot) = (Vec::new(), conformance::require_programs().err());
+    if cannot.is_none() {
+        report.call("images of pods", || {
+            match conformance::settings_on_machine() {
+                Ok(made) => settings.extend(made),
+                Err(error) if no_way_to_modules(&error) => cannot = Some(error),
+                Err(error) => return Err(error),
+            }
+            Ok(())
+        });
+    }
+    if let Some(error) = cannot {
+        report.skip(&format!("images of pods: {error:#}"));
+    }
+    settings
 }
 
 /// The parts among these that have a test which the filter selects, as `has` says.
@@ -428,6 +472,11 @@ impl Stories<'_> {
     /// Whether stories of this file are selected.
     fn select(&self, file: &str) -> bool {
         self.names.as_ref().is_none_or(|names| names.iter().any(|name| name.starts_with(file)))
+    }
+
+    /// Whether a story may begin yet.
+    fn may_begin(&self) -> bool {
+        self.until.is_none_or(|until| Instant::now() < until)
     }
 
     /// The command that runs one of the binaries in `tests/`. It leaves its report at
@@ -526,6 +575,16 @@ mod tests {
         let (now, minutes) = (Instant::now(), |number: u64| Duration::from_secs(number * 60));
         for (left, expected) in [(72, 64), (32, 24), (8, 6), (0, 0)] {
             assert_eq!(before_kube(now, now + minutes(left)), now + minutes(expected), "{left}");
+        }
+    }
+
+    #[test]
+    fn a_story_may_begin_until_the_time_of_a_run_is_over() {
+        let now = Instant::now();
+        let hour = Duration::from_secs(60 * 60);
+        for (until, expected) in [(None, true), (Some(now + hour), true), (Some(now), false)] {
+            let stories = Stories { filter: None, names: None, all: false, until, seed: 0 };
+            assert_eq!(stories.may_begin(), expected, "{until:?}");
         }
     }
 

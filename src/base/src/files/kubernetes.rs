@@ -18,6 +18,7 @@ use std::path::PathBuf;
 use super::error::Error;
 use super::file::{Dir, File};
 use super::owner::Group;
+use super::regular;
 use super::sockets::Sockets;
 use crate::users;
 
@@ -82,6 +83,16 @@ impl Kubernetes {
     #[must_use]
     pub fn audit_log(&self) -> PathBuf {
         self.audit.path().join(AUDIT_LOG)
+    }
+
+    /// Opens the audit log for reading; `None` before the API server has written one. The API
+    /// server owns the directory, so neither a link nor a pipe at this place is followed. Blocks.
+    ///
+    /// # Errors
+    ///
+    /// [`Error`] if it is no file, or the kernel refuses.
+    pub fn open_audit_log(&self) -> Result<Option<std::fs::File>, Error> {
+        regular::open(&self.audit_log())
     }
 }
 

@@ -290,6 +290,8 @@ pub struct Node {
     pub credentials: Credentials,
     /// The last roles of the node that it knew.
     pub roles: File,
+    /// The networks of pods and Services of the cluster: `v1.ClusterNetworks`.
+    pub networks: File,
     /// The firewall of the cluster that was confirmed when the node last received one.
     pub firewall: File,
     /// The users that had access when the node last received them.
@@ -302,6 +304,8 @@ pub struct Node {
     pub log_targets: File,
     /// The time servers of the cluster in the last message: `v1.TimeConfiguration`.
     pub time_servers: File,
+    /// The proxy of the cluster in the last message: `v1.ProxyConfiguration`.
+    pub proxy: File,
     /// How far each target has the log; see `forwarding` of the node.
     pub log_cursors: File,
     /// The volumes of further disks, with their keys; see `volumes` of `polis-machine`.
@@ -321,12 +325,14 @@ impl Node {
         Self {
             credentials: Credentials::at(base.join("credentials")),
             roles: File::private(base.join("roles.pb")),
+            networks: File::private(base.join("networks.pb")),
             firewall: File::private(base.join("firewall.pb")),
             users: File::private(base.join("users.pb")),
             clock: File::private(base.join("clock")),
             calls: File::private(base.join("calls.pb")),
             log_targets: File::private(base.join("log_targets.pb")),
             time_servers: File::private(base.join("time_servers.pb")),
+            proxy: File::private(base.join("proxy.pb")),
             log_cursors: File::private(base.join("log_cursors.json")),
             volumes: File::private(base.join("volumes.json")),
             trial: File::private(base.join("trial.json")),

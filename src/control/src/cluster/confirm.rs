@@ -49,8 +49,8 @@ use polis_runtime::supervisor::{Context, blocking};
 use polis_wire::identity::{NodeId, NodeKey};
 use polis_wire::rpc::client::{Candidate, Channel, Client, Patience};
 
-/// A lease of an address, and an election, take less.
-const PATIENCE: Duration = Duration::from_secs(if cfg!(test) { 8 } else { 60 });
+/// How long a boot waits for a curator. A lease of an address, and an election, take less.
+pub(super) const PATIENCE: Duration = Duration::from_secs(if cfg!(test) { 8 } else { 60 });
 
 /// The text of the wait.
 const ASKED: &str = "a curator of the cluster, which says whether it has removed this node: the \

@@ -181,11 +181,12 @@ impl<C: Consensus> Service<C> {
 }
 
 fn wipe(root: &Root) -> Result<(), files::Error> {
-    let files::Node { credentials, roles, users, voter, leaving, .. } = &root.data.node;
+    let files::Node { credentials, roles, networks, users, voter, leaving, .. } = &root.data.node;
     for file in [&credentials.key, &credentials.certificate, &credentials.authorities] {
         file.erase()?;
     }
     roles.remove()?;
+    networks.remove()?;
     users.remove()?;
     consensus::forget(&root.data.etcd)?;
     voter.remove()?;

@@ -5,7 +5,7 @@
 //!    |-- to be wiped, by the parameters and the cluster (`confirm`) ---------------> [wiped]
 //!    |-- was a member of etcd --> orders: again --> etcd serves --> record checked --> [home]
 //!    |                                 '--> no answer: ask the others --> removed, or no role
-//!    '-- was not --------------------------------------------------------------------> [home]
+//!    '-- was not --> certificate has ended: a new one by approval (`returning`) ------> [home]
 //! ```
 //!
 //! Invariants:
@@ -80,7 +80,7 @@ impl<C: Consensus> Service<C> {
         }
         if !self.was_member_of_etcd().await? {
             info!("this node has no member of etcd");
-            return self.without_etcd(node, sealed, keys).await;
+            return self.without_etcd(ctx, node, sealed, keys).await;
         }
         self.give_orders(key, Start::Restart);
         let doubt = Doubt {
@@ -97,7 +97,7 @@ impl<C: Consensus> Service<C> {
                 Verdict::NoMember => {
                     self.leave_etcd().await?;
                     ctx.stage(Stage::Cluster, stage::State::Started);
-                    return self.without_etcd(node, sealed, keys).await;
+                    return self.without_etcd(ctx, node, sealed, keys).await;
                 }
             },
         };
@@ -201,12 +201,15 @@ impl<C: Consensus> Service<C> {
     /// Joins as a member of the cluster without a member of etcd.
     async fn without_etcd(
         &mut self,
+        ctx: &Context,
         node: Identity,
         sealed: Sealed,
         keys: Option<Keys>,
     ) -> Result<Home<C::Kv>, Error> {
         self.identity.send_replace(Some(node));
         self.status.named(node.id);
+        // Boxed: this path is rare, and its future is large.
+        Box::pin(self.return_if_ended(ctx, &sealed)).await?;
         membership::conclude(&self.config.root, None::<&Store<C::Kv>>).await?;
         let keys = match keys {
             Some(keys) => {

@@ -17,6 +17,8 @@
 //! bootstrap   from nothing to a cluster of one
 //! join        from a member that was switched off to one that serves
 //! register    from a ticket to a member of a running cluster
+//! approval    the wait for an operator's approval
+//! returning   a new certificate for a node whose own ended while it was off
 //! remote      questions to its curators
 //! parting     what a member of etcd leaves behind, and the way back from half of it
 //! disown      the end of a membership
@@ -36,6 +38,7 @@
 //!
 //! What this module does not do: touch disks (`storage`) or run etcd (`consensus`).
 
+mod approval;
 mod bootstrap;
 mod confirm;
 pub mod credentials;
@@ -55,6 +58,7 @@ pub mod record;
 mod register;
 mod remote;
 mod remote_unlock;
+mod returning;
 pub mod sealed;
 mod service;
 pub mod state;
@@ -131,6 +135,7 @@ mod tests {
     use polis_machine::tpm::{self, Blob};
     use polis_wire::attestation::{Answer, Keys, Question};
     use polis_wire::identity::NodeKey;
+    use polis_wire::pod_network::Networks;
 
     /// A journal of a bootstrap without keys.
     pub(super) fn begun() -> super::sealed::Begun {
@@ -165,6 +170,10 @@ mod tests {
             configuration: ClusterConfiguration {
                 domain: "test.internal".to_owned(),
                 storage: StoragePolicy::NeedsInsecure,
+                networks: Networks {
+                    pods: "172.16.0.0/13".parse().unwrap(),
+                    services: "172.24.0.0/16".parse().unwrap(),
+                },
                 ..ClusterConfiguration::default()
             },
             labels: BTreeMap::from([("rack".to_owned(), "1".to_owned())]),

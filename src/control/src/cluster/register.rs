@@ -17,13 +17,11 @@
 //! - A rejection ends the attempt; an outage never does. A node deleted before it committed
 //!   registers again.
 
-use std::time::Duration;
-
 use polis_proto::v1;
 use prost::Message as _;
-use tokio::time::sleep;
 use tracing::{info, warn};
 
+use super::approval::Approval;
 use super::error::{Error, Refusal, UNKNOWN};
 use super::journal::{Planned, Registering};
 use super::partition::{Opened, ensure_open, kind_for, plan, unsaved};
@@ -47,15 +45,9 @@ use polis_machine::storage::Kind;
 use polis_machine::storage::key::RecoveryKey;
 use polis_runtime::save::Save as _;
 use polis_runtime::supervisor::{Context, blocking};
-use polis_wire::identity::{Fingerprint, Identity, NodeId, NodeKey, NodeName, Store as _};
+use polis_wire::identity::{Identity, NodeKey, Store as _};
 use polis_wire::pki::{self, Authorities};
 use polis_wire::rpc::client::candidates;
-
-/// The time between two checks of whether an operator has approved this node.
-const POLL_INTERVAL: Duration = Duration::from_secs(2);
-
-/// How often a leader may question the TPM in a boot: each new leader asks anew.
-const PROOFS_MAX: u32 = 5;
 
 /// An approved node with its data partition open.
 struct Entered {
@@ -211,6 +203,7 @@ impl<C: Consensus> Service<C> {
             storage_kind: super::sealed::kind_message(*kind).into(),
             recovery_key: recovery.as_ref().map(|key| key.bytes().to_vec()).unwrap_or_default(),
             boot_id: boot::id(),
+            ..Default::default()
         };
         loop {
             let committed = asking
@@ -287,29 +280,24 @@ impl<C: Consensus> Service<C> {
         asking: &Asking<'_>,
     ) -> Result<ClusterConfiguration, Error> {
         let Asking { curators, registering, secrets, key, sealer } = *asking;
-        let mut shown: Option<(Fingerprint, String)> = None;
-        let id = key.id();
-        let named = &registering.register.name;
-        info!(node = %id, "registering with the cluster");
+        let name = registering.register.name.as_ref();
+        let mut approval = Approval::new(key, name, sealer);
+        info!(node = %key.id(), "registering with the cluster");
         // A machine that uses its TPM proves it, once a boot.
         let tpm_keys = match registering.secrets.is_sealed() {
-            true => {
-                let sealer = sealer.clone();
-                blocking(move || sealer.keys()).await
-            }
+            true => approval.tpm_keys().await,
             false => None,
         };
-        let mut proofs = 0;
         let mut request = v1::RegisterNodeRequest {
             register_ticket: registering.register.ticket.0.to_vec(),
             join_key: remote::join_key(secrets).public_key().to_vec(),
             tpm: registering.secrets.is_sealed(),
             labels: registering.register.labels.clone(),
             external_address: self.address_now(),
-            name: named.as_ref().map(ToString::to_string).unwrap_or_default(),
+            name: name.map(ToString::to_string).unwrap_or_default(),
             tpm_keys,
-            tpm_answer: None,
             boot_id: boot::id(),
+            ..Default::default()
         };
         loop {
             let mut answer = curators
@@ -318,19 +306,9 @@ impl<C: Consensus> Service<C> {
                     async move { curator.register_node(request).await }
                 })
                 .await?;
-            let question = answer.tpm_question.take().filter(|_question| proofs < PROOFS_MAX);
-            request.tpm_answer = match question {
-                None => None,
-                Some(question) => {
-                    proofs += 1;
-                    let (sealer, node) = (sealer.clone(), id.to_string());
-                    blocking(move || sealer.prove(&node, question)).await
-                }
-            };
-            if request.tpm_answer.is_some() {
+            if approval.proves(&mut request, &mut answer).await {
                 continue;
             }
-            request.tpm_keys = None;
             match answer.state() {
                 v1::NodeState::Standby | v1::NodeState::Up => {
                     let message = answer.configuration.unwrap_or_default();
@@ -340,22 +318,12 @@ impl<C: Consensus> Service<C> {
                 v1::NodeState::Unspecified | v1::NodeState::New | v1::NodeState::Decommissioned => {
                 }
             }
-            let fingerprint = fingerprint(key, &answer)?;
-            let words = match shown {
-                Some((of, words)) if of == fingerprint => words,
-                _ => blocking(move || fingerprint.words()).await,
-            };
-            shown = Some((fingerprint, words.clone()));
-            self.status.shows(fingerprint);
-            if self.status.happened(Event::Contacted, ctx.lines(), |_foreign| {}) {
-                info!(node = %id, fingerprint = words, "waiting for an operator's approval");
-            }
-            ctx.stage(Stage::Cluster, stage::State::Waiting(awaited(&words, id, named.as_ref())));
-            sleep(POLL_INTERVAL).await;
+            approval.wait(ctx, &self.status, &answer).await?;
         }
     }
 
-    fn address_now(&self) -> String {
+    /// The address that others reach this node by, as far as it is known.
+    pub(super) fn address_now(&self) -> String {
         self.network.borrow().primary.map(|address| address.to_string()).unwrap_or_default()
     }
 
@@ -463,40 +431,4 @@ fn node_key(registering: &Registering, secrets: &Secrets) -> Result<NodeKey, Err
 fn no_key() -> Error {
     let what = "it has no node key".to_owned();
     Error::Refused(Refusal::JournalDamaged(Damage::Content(what)))
-}
-
-/// The fingerprint that an operator compares: the leader chose a part of it.
-fn fingerprint(key: &NodeKey, answer: &v1::RegisterNodeResponse) -> Result<Fingerprint, Error> {
-    let why = || "the nonce of the registration has not 16 bytes".to_owned();
-    Fingerprint::of_registration(&key.public_key(), &answer.nonce)
-        .ok_or_else(|| Error::Configuration(why()))
-}
-
-/// The text of the wait for approval. Tools take the words from between `fingerprint is `
-/// and the semicolon.
-fn awaited(words: &str, id: NodeId, name: Option<&NodeName>) -> String {
-    let named = name.map(|name| format!(" ({name})")).unwrap_or_default();
-    format!(
-        "an operator who approves this node{named}: its fingerprint is {words}; compare it with \
-         that of `polisctl node approve {id}`"
-    )
-}
-
-#[cfg(test)]
-mod tests {
-    use polis_qemu::Event;
-    use polis_qemu::fleet::{Asks, asks};
-
-    use super::*;
-
-    #[test]
-    fn the_fingerprint_is_in_the_reason_on_the_serial_line() {
-        let name = "web-1".parse().unwrap();
-        let awaited =
-            awaited("able-acid-aged-also", NodeId::from_public_key(&[1; 32]), Some(&name));
-        assert!(awaited.contains("this node (web-1)"), "{awaited}");
-        let line = format!("POLIS stage name=cluster state=waiting for=\"{awaited}\" t=9.0");
-        let event = Event::parse(&line, Duration::ZERO).unwrap();
-        assert_eq!(asks(&event), Some(Asks::Approval("able-acid-aged-also".to_owned())));
-    }
 }

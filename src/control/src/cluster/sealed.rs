@@ -327,6 +327,10 @@ pub fn configuration_message(
         attestation: None,
         // Controllers read the names of Kubernetes from etcd.
         kubernetes: None,
+        // Nodes receive the proxy by their watch.
+        proxy: None,
+        pod_network: configuration.networks.pods.to_string(),
+        service_network: configuration.networks.services.to_string(),
     }
 }
 

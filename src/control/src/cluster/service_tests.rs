@@ -7,6 +7,8 @@ mod boots;
 mod fake_curator;
 #[path = "key_tests.rs"]
 mod key_stories;
+#[path = "return_tests.rs"]
+mod returns;
 #[path = "wipe_tests.rs"]
 mod wipes;
 
@@ -72,6 +74,8 @@ struct Machine {
     removed: bool,
     /// Whether the data partition is marked for its end.
     given_up: AtomicBool,
+    /// A part of the text of a wait, from which on timers end at once.
+    hurries: Option<&'static str>,
 }
 
 /// A data partition, with the keys of its slots.
@@ -122,6 +126,7 @@ impl Machine {
             attended: true,
             removed: false,
             given_up: AtomicBool::new(false),
+            hurries: None,
         }
     }
 
@@ -319,6 +324,18 @@ impl Machine {
         };
         let (ctx, handles) = Context::for_test();
         let mut trapdoor = handles.trapdoor.clone();
+        let mut stages = handles.stages.clone();
+        let hurry = async {
+            if let Some(text) = self.hurries {
+                let waits = |stages: &stage::Stages| match &stages.get(&Stage::Cluster)?.state {
+                    stage::State::Waiting(why) => why.contains(text).then_some(()),
+                    _ => None,
+                };
+                until(&mut stages, "stages", waits).await.unwrap();
+                tokio::time::pause();
+            }
+            std::future::pending::<()>().await;
+        };
         let (agent, lines) = (service.status.clone(), ctx.lines().clone());
         let home = async {
             let is_home = |status: &Status| (status.state == State::Home).then_some(());
@@ -339,6 +356,7 @@ impl Machine {
                 () = disk => unreachable!("the disk stays"),
                 () = person => unreachable!("the person stays"),
                 () = mark => unreachable!("it stays marked"),
+                () = hurry => unreachable!("time stays as it is"),
                 end = until(&mut ends, "end", |end| *end) => {
                     assert_eq!(end.unwrap(), Reason::Reboot);
                     End::Reboot

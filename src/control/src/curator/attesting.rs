@@ -134,6 +134,26 @@ pub(super) fn failed(boot_id: &str, fault: String, at: i64) -> v1::TpmAttestatio
     v1::TpmAttestation { at, fault, boot_id: boot_id.to_owned(), ..Default::default() }
 }
 
+/// The proof in the record of an approved machine, from the recorded proof and a newer one. The
+/// operator may have looked at the recorded one, so a newer one counts only from the same TPM.
+pub(super) fn after_approval(
+    known: Option<v1::TpmAttestation>,
+    new: Option<v1::TpmAttestation>,
+) -> Option<v1::TpmAttestation> {
+    match known {
+        Some(known) if known.fault.is_empty() => {
+            Some(new.filter(|new| same_tpm(new, &known)).unwrap_or(known))
+        }
+        other => new.or(other),
+    }
+}
+
+/// Whether both proofs are of the TPM with one endorsement key.
+fn same_tpm(new: &v1::TpmAttestation, known: &v1::TpmAttestation) -> bool {
+    let key = |proof: &v1::TpmAttestation| proof.keys.clone().map(|keys| keys.endorsement_key);
+    key(new).is_some() && key(new) == key(known)
+}
+
 fn proved(id: NodeId, challenge: &Challenge, answer: v1::TpmAnswer) -> Result<Registers, Error> {
     let answer = Answer::from_message(answer)?;
     challenge.check(&id.to_string(), &REGISTERS, &answer)?;

@@ -44,7 +44,7 @@ pub const KEPT_MAX: u64 = 10_000;
 const PRUNED_MAX: u64 = 8;
 
 /// The longest text of an entry, in bytes.
-const TEXT_MAX: usize = 200;
+pub(super) const TEXT_MAX: usize = 200;
 
 /// Entries of a page: the keys whose number differs only in its last two digits.
 const PAGE: u64 = 100;

@@ -228,9 +228,17 @@ fn digest(mut bytes: Vec<u8>) -> Vec<u8> {
 /// The report of a node on its systems, within bounds; a longer text is cut off.
 pub(super) fn update_report(mut report: v1::UpdateReport) -> v1::UpdateReport {
     let v1::UpdateReport {
-        boot_id, version, variant, release_key, keeps, kubernetes, cause, ..
+        boot_id,
+        version,
+        image,
+        variant,
+        release_key,
+        keeps,
+        kubernetes,
+        cause,
+        ..
     } = &mut report;
-    for (text, max) in [boot_id, version, variant, release_key, keeps, kubernetes]
+    for (text, max) in [boot_id, version, image, variant, release_key, keeps, kubernetes]
         .into_iter()
         .map(|word| (word, WORD_MAX))
         .chain([(cause, TEXT_MAX)])
@@ -499,12 +507,13 @@ mod tests {
             cause: "x".repeat(TEXT_MAX + 1),
             variant: "base".to_owned(),
             kubernetes: "9".repeat(WORD_MAX + 1),
+            image: "a".repeat(WORD_MAX + 1),
             turn: 7,
             ..Default::default()
         };
         let kept = update_report(said);
         assert_eq!((kept.version.len(), kept.cause.len()), (WORD_MAX, TEXT_MAX));
         assert_eq!((kept.variant.as_str(), kept.turn), ("base", 7));
-        assert_eq!(kept.kubernetes.len(), WORD_MAX);
+        assert_eq!((kept.kubernetes.len(), kept.image.len()), (WORD_MAX, WORD_MAX));
     }
 }

@@ -15,11 +15,13 @@ use polis_proto::v1;
 use tracing::{info, warn};
 
 use super::error::Error;
+use super::pod_network;
 use super::snapshot_target;
 use super::store::{CONFIGURATION, Outcome, Store};
 use polis_machine::parameters;
 use polis_wire::parameters::Firewall;
 use polis_wire::pki;
+use polis_wire::pod_network::{Networks, Prefix};
 
 /// How long a firewall is tried: nodes apply it within seconds, and their operator then calls
 /// each of them.
@@ -40,7 +42,13 @@ impl<S: pki::Store + Clone> Store<S> {
         credentials: Option<v1::SnapshotCredentials>,
         now: SystemTime,
     ) -> Result<v1::ClusterConfiguration, Error> {
-        let checked = parameters::configuration(desired.clone(), "configuration");
+        // The networks are compared with those that the cluster has, whatever they are.
+        let to_check = v1::ClusterConfiguration {
+            pod_network: String::new(),
+            service_network: String::new(),
+            ..desired.clone()
+        };
+        let checked = parameters::configuration(to_check, "configuration");
         let checked = checked.map_err(|error| Error::Field(error.to_string()))?;
         let known = self.stored_credentials().await?;
         let written = self.update(CONFIGURATION, |old: Option<v1::ClusterConfiguration>| {
@@ -54,6 +62,7 @@ impl<S: pki::Store + Clone> Store<S> {
             if !desired.cluster_domain.is_empty() && checked.domain != domain {
                 return Err(Error::Fixed { field: "cluster_domain", value: domain });
             }
+            same_networks(&desired, pod_network::networks(&old)?)?;
             let (snapshots, beside) = snapshot_target::change(
                 old.snapshots.as_ref(),
                 desired.snapshots.as_ref(),
@@ -77,6 +86,12 @@ impl<S: pki::Store + Clone> Store<S> {
                     Some(policy) => Some(policy.clone()).filter(|it| *it != Default::default()),
                 },
                 kubernetes: desired.kubernetes.clone().or_else(|| old.kubernetes.clone()),
+                proxy: match &desired.proxy {
+                    None => old.proxy.clone(),
+                    Some(proxy) => stored_proxy(proxy),
+                },
+                pod_network: old.pod_network.clone(),
+                service_network: old.service_network.clone(),
                 firewall: old.firewall.clone(),
                 firewall_trial: match &checked.firewall {
                     None => old.firewall_trial.clone(),
@@ -135,9 +150,46 @@ impl<S: pki::Store + Clone> Store<S> {
     }
 }
 
+/// Refuses other networks than those of the cluster, which are in rules and routes of every node,
+/// in certificates and in Services.
+fn same_networks(desired: &v1::ClusterConfiguration, known: Networks) -> Result<(), Error> {
+    let fields = [
+        ("pod_network", &desired.pod_network, known.pods),
+        ("service_network", &desired.service_network, known.services),
+    ];
+    for (field, text, network) in fields {
+        if !text.is_empty() && text.parse::<Prefix>() != Ok(network) {
+            return Err(Error::Fixed { field, value: network.to_string() });
+        }
+    }
+    Ok(())
+}
+
 /// The targets of logs without what only a watch has.
 fn stored(log: v1::LogConfiguration) -> v1::LogConfiguration {
     v1::LogConfiguration { cluster_domain: String::new(), ..log }
+}
+
+/// The proxy without what only a watch has; `None` for one that is taken away.
+fn stored_proxy(proxy: &v1::ProxyConfiguration) -> Option<v1::ProxyConfiguration> {
+    let v1::ProxyConfiguration { url, direct, own: _ } = proxy;
+    (!url.is_empty()).then(|| v1::ProxyConfiguration {
+        url: url.clone(),
+        direct: direct.clone(),
+        own: Vec::new(),
+    })
+}
+
+/// The proxy of a cluster as its nodes read it: with the parts of the cluster that are reached
+/// without it.
+#[must_use]
+pub fn proxy(configuration: &v1::ClusterConfiguration) -> v1::ProxyConfiguration {
+    let Some(proxy) = &configuration.proxy else { return v1::ProxyConfiguration::default() };
+    // A damaged record names no networks: the default ones stand in for them.
+    let Networks { pods, services } = pod_network::networks(configuration).unwrap_or_default();
+    let domain = Some(configuration.cluster_domain.clone()).filter(|domain| !domain.is_empty());
+    let own = domain.into_iter().chain([pods, services].map(|network| network.to_string()));
+    v1::ProxyConfiguration { own: own.collect(), ..proxy.clone() }
 }
 
 /// The firewall of a cluster, and the one that is tried, as they are stored.

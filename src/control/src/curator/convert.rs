@@ -2,7 +2,7 @@
 //! into checked values.
 //!
 //! Invariants:
-//! - No key and no ticket is in a [`v1::NodeInfo`].
+//! - No key and no ticket is in a [`v1::NodeInfo`], nor the boot of a node that returns.
 //! - Every field that a caller sends has a bound, and an error names the field.
 //!
 //! What this module does not do: bound what nodes report of themselves (`bounds`).
@@ -17,6 +17,7 @@ use tokio::time::Instant;
 use super::directory::Known;
 use super::error::Error;
 use super::health::Heartbeats;
+use super::returning;
 use crate::consensus::{self, MemberId};
 use polis_machine::parameters;
 use polis_wire::identity::{InvalidNodeName, NodeId, NodeName};
@@ -43,6 +44,7 @@ pub(super) fn info(id: NodeId, known: &Known, heartbeats: &Heartbeats) -> v1::No
         nonce,
         attestation,
         network_order,
+        returning,
     } = v1::Node::clone(&known.node);
     let age = heartbeats.last(id).map(|last| Instant::now().saturating_duration_since(last));
     v1::NodeInfo {
@@ -68,7 +70,17 @@ pub(super) fn info(id: NodeId, known: &Known, heartbeats: &Heartbeats) -> v1::No
         log_deliveries: heartbeats.log_deliveries(id),
         network_order,
         snapshot_delivery: heartbeats.snapshot_delivery(id),
+        returning: returning::shown(returning),
     }
+}
+
+/// The view without what TPMs proved: the endorsement key names a machine for life.
+pub(super) fn without_proofs(mut info: v1::NodeInfo) -> v1::NodeInfo {
+    info.attestation = None;
+    if let Some(returning) = &mut info.returning {
+        returning.attestation = None;
+    }
+    info
 }
 
 /// The public view of etcd. `answering` are the members that this one reaches; the state of

@@ -10,6 +10,7 @@ use tonic::{Code, Status};
 use super::attesting;
 use super::capacity::Shortage;
 use super::fenced::Deposed;
+use super::returning::Refused;
 use super::state::Refusal;
 use super::store;
 use super::update::Refusal as Against;
@@ -308,6 +309,9 @@ impl Error {
                 Refusal::NoIpv4 { .. } => (FailedPrecondition, "no-ipv4"),
                 Refusal::Shortage(Shortage::Memory { .. }) => (FailedPrecondition, "memory"),
                 Refusal::Shortage(Shortage::Disk { .. }) => (FailedPrecondition, "disk"),
+                Refusal::Returning(Refused::RenewsItself) => (FailedPrecondition, "voter"),
+                Refusal::Returning(Refused::NotEnded { .. }) => (FailedPrecondition, "not-ended"),
+                Refusal::Returning(Refused::Asks) => (FailedPrecondition, "returning"),
             },
             Self::TicketWrong => (PermissionDenied, "ticket-wrong"),
             Self::TicketRotated => (PermissionDenied, "ticket-rotated"),

@@ -11,7 +11,8 @@
 //!     +----- lease lost, or may be lost --------|--------------------------------------+  |
 //!     +----- asked to step down: behind the others in the queue --------------------------+
 //!                                               |                                         |
-//!                                    cancelled: lease given back, the next one leads at once
+//!                                    cancelled: changes end, lease given back, the next one
+//!                                    leads at once
 //! ```
 //!
 //! Two parties end a term: the leader's own clock, which knows when the lease may have run
@@ -26,6 +27,7 @@
 //! - A candidate never waits behind a lock of its own.
 //! - When a leader stops in order, the next candidate follows without waiting for a lease
 //!   to run out.
+//! - A change that ends within [`CHANGES_MAX`] is not cut off by an orderly stop.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -58,6 +60,11 @@ const ELECTION: &str = "leader";
 
 /// The delay before another attempt: etcd may be electing.
 const RETRY: Duration = Duration::from_millis(200);
+
+/// How long a leader that stops waits for the changes under way. New ones begin meanwhile, so the
+/// wait is bounded: it is shorter than a lease, so an orderly stop is not slower than a crash.
+const CHANGES_MAX: Duration = Duration::from_secs(3);
+const _: () = assert!(CHANGES_MAX.as_millis() < LEASE.as_millis());
 
 /// The deadline of giving the lease back, which takes milliseconds; without a quorum it
 /// never ends, and a stop does not wait for that.
@@ -123,6 +130,8 @@ pub struct Service {
     pub consensus: watch::Receiver<consensus::Status>,
     /// The copy of the records, the locks among them.
     pub directory: watch::Receiver<Directory>,
+    /// Each change that runs holds a receiver of it.
+    pub under_way: watch::Sender<()>,
     /// The published leadership.
     pub leadership: watch::Sender<Leadership>,
 }
@@ -206,7 +215,7 @@ impl Service {
             };
             let ended = tokio::select! {
                 // Cancel-safe: only waits.
-                () = ctx.cancelled() => Ended::Cancelled,
+                () = may_stop(ctx, &self.under_way) => Ended::Cancelled,
                 // Cancel-safe: ends by itself when it is not polled.
                 error = self.client.keep(&lease) => Ended::Lost(error),
                 // Cancel-safe: a win in there ends with the lease, below.
@@ -316,5 +325,42 @@ impl Service {
             changed
         });
         led
+    }
+}
+
+/// Completes when the curator is to stop, and the changes under way have ended or had their time.
+async fn may_stop(ctx: &Context, under_way: &watch::Sender<()>) {
+    ctx.cancelled().await;
+    if tokio::time::timeout(CHANGES_MAX, under_way.closed()).await.is_err() {
+        let changes = under_way.receiver_count();
+        warn!(changes, "gives up the leadership although changes are under way");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_leader_that_stops_waits_for_the_changes_under_way_for_some_seconds() {
+        for (change_takes, waits) in [(0, 0), (2, 2), (60, 3)] {
+            let (ctx, handles) = Context::for_test();
+            let under_way = watch::Sender::new(());
+            let change = under_way.subscribe();
+            let minute = Duration::from_secs(60);
+            let early = tokio::time::timeout(minute, may_stop(&ctx, &under_way)).await;
+            assert!(early.is_err(), "it is not to stop");
+            handles.cancel().await;
+            let begin = Instant::now();
+            let change = async move {
+                tokio::time::sleep(Duration::from_secs(change_takes)).await;
+                drop(change);
+            };
+            let stop = async {
+                may_stop(&ctx, &under_way).await;
+                begin.elapsed().as_secs()
+            };
+            assert_eq!(tokio::join!(change, stop).1, waits, "{change_takes} s");
+        }
     }
 }

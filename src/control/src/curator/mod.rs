@@ -9,6 +9,8 @@
 //! store      records <-> bytes, read-modify-write
 //! founding   the first records of a cluster, all at once
 //! state      what may become of a node's record              pure
+//! returning  the same of a node whose certificate has ended   pure
+//! readmission  gives such a node its new certificate
 //! attesting  the questions to the TPMs of machines that register, and of members
 //! attestation_policy  whether a machine fits by what its TPM proved   pure
 //! nodes, tickets, users, configuration, registries, pod_network   changes of records
@@ -57,9 +59,11 @@ mod names;
 pub mod nodes;
 mod pod_network;
 mod proof;
+mod readmission;
 pub mod refused;
 mod registries;
 mod reported;
+pub mod returning;
 mod rotation;
 pub mod serve;
 mod service;

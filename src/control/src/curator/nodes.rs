@@ -3,7 +3,6 @@
 //! `state` defines which changes a record allows; this module checks the conditions beside
 //! it, and makes the other changes of the same step.
 
-use std::collections::BTreeSet;
 use std::time::SystemTime;
 
 use polis_proto::v1::{self, cluster_configuration::TpmMode};
@@ -18,14 +17,14 @@ use super::capacity;
 use super::disk_keys::encrypted;
 use super::error::Error;
 use super::names;
-use super::pod_network;
+use super::pod_network::{self, Prefixes};
+use super::returning;
 use super::state::{self, Commitment, Refusal, Registration, Request, Step};
 use super::store::{self, CONFLICTS_MAX, Outcome, Store, TICKET, join_key_at, node_key};
 use super::tickets;
 use polis_wire::identity::{Fingerprint, Identity, NodeId, NodeName, Nonce, Spoken};
 use polis_wire::node_roles::{Role, is_consensus_member};
 use polis_wire::pki::{self, Guard, Issued, Write};
-use polis_wire::pod_network::Prefix;
 
 /// A registered machine is named by its key, so 32 bytes are all that it may leave.
 pub(super) const KEY_LENGTH: usize = 32;
@@ -135,12 +134,13 @@ impl<S: pki::Store + Clone> Store<S> {
     }
 
     /// Approves a node, whose fingerprint the operator has compared or not; `seen` is the proof of
-    /// its TPM that the operator has looked at; with `None`, no proof is compared.
+    /// its TPM that the operator has looked at; with `None`, no proof is compared. A node that asks
+    /// for a new certificate is approved with a fingerprint alone: that names the boot.
     ///
     /// # Errors
     ///
-    /// [`Error::Fingerprint`], [`Error::ProvedAnew`], [`Error::AttestationPolicy`] and the refusals
-    /// of `state`.
+    /// [`Error::Fingerprint`], [`Error::ProvedAnew`], [`Error::AttestationPolicy`],
+    /// [`Error::Field`] and the refusals of `state`.
     pub async fn approve(
         &self,
         id: NodeId,
@@ -150,7 +150,7 @@ impl<S: pki::Store + Clone> Store<S> {
         let mut compared = None;
         if let Some(spoken) = spoken {
             let node = self.read::<v1::Node>(&node_key(id)).await?.ok_or(Refusal::Unknown)?;
-            let fingerprint = registered(id, &node)?;
+            let fingerprint = registered(id, &returning::as_shown(&node))?;
             let spoken = spoken.clone();
             // Fingerprint words cost some tens of milliseconds of a processor.
             let same = tokio::task::spawn_blocking(move || fingerprint.is(&spoken)).await;
@@ -162,14 +162,22 @@ impl<S: pki::Store + Clone> Store<S> {
         let policy = self.configuration().await?.attestation;
         let key = node_key(id);
         let node = self.update(&key, |old: Option<v1::Node>| {
-            // The record may have been deleted since, and be that of another registration.
-            if let (Some(compared), Some(old)) = (compared, &old)
+            let asks = old.as_ref().map(returning::as_shown);
+            // The record may have been deleted since, and be that of another registration, or
+            // another boot asks for a certificate.
+            if let (Some(compared), Some(old)) = (compared, &asks)
                 && registered(id, old)? != compared
             {
                 return Err(Error::Fingerprint { node: id.to_string() });
             }
+            if compared.is_none() && asks.as_ref().is_some_and(waits_to_return) {
+                return Err(Error::Field(format!(
+                    "fingerprint is missing: {id} asks for a new certificate, and the approval is \
+                     of one boot of it; give the fingerprint that its screen shows"
+                )));
+            }
             // One that is in may run a system of a later update.
-            if let Some(old) = old.as_ref().filter(|old| old.state() == v1::NodeState::New) {
+            if let Some(old) = asks.as_ref().filter(|old| is_decided(old)) {
                 let newest = old.attestation.as_ref();
                 if let Some(seen) = seen
                     && newest.is_none_or(|newest| !proves_the_same(newest, seen))
@@ -242,7 +250,12 @@ impl<S: pki::Store + Clone> Store<S> {
         identity: Identity,
         now: SystemTime,
     ) -> Result<Issued, Error> {
-        let issued = self.ensure_node_certificate(identity, now).await?;
+        // One that has ended is of no use: the machine may have lost its power for months before it
+        // kept its certificate.
+        let issued = match self.renew_node_certificate(identity, now).await? {
+            Some(issued) => issued,
+            None => self.ensure_node_certificate(identity, now).await?,
+        };
         // Only now: a removal changes the record before it revokes what was issued until then, so
         // a certificate that it did not find is withheld here.
         state::member(self.node(identity.id).await?.state())?;
@@ -307,11 +320,11 @@ impl<S: pki::Store + Clone> Store<S> {
         let places = pod_network::gives_place(&request);
         for _attempt in 0..CONFLICTS_MAX {
             // Again for each attempt: another node may have got the prefix meanwhile.
-            let taken = if places { Some(self.taken_prefixes().await?) } else { None };
+            let prefixes = if places { Some(self.prefixes().await?) } else { None };
             let mut before = None;
             let apply = |old: Option<v1::Node>| {
                 before.clone_from(&old);
-                applied(id, old, request.clone(), taken.as_ref())
+                applied(id, old, request.clone(), prefixes.as_ref())
             };
             if let Some(node) = self.attempt(&key, apply).await? {
                 record(id, before.as_ref(), &node);
@@ -389,13 +402,13 @@ pub(super) fn may_enter_etcd(node: &v1::Node) -> Result<(), Error> {
     is_consensus_member(node.roles.as_ref()).then_some(()).ok_or(Error::NoRole)
 }
 
-/// The result of `request` for a record, with the other changes of the step. `taken` are the
-/// prefixes in the network of pods that nodes have, where the request may give one.
-fn applied(
+/// The result of `request` for a record, with the other changes of the step. `prefixes` are those
+/// in the network of pods, where the request may give one.
+pub(super) fn applied(
     id: NodeId,
     old: Option<v1::Node>,
     request: Request,
-    taken: Option<&BTreeSet<Prefix>>,
+    prefixes: Option<&Prefixes>,
 ) -> Result<Outcome<v1::Node>, Error> {
     let before = old.as_ref().and_then(|node| node.cluster_network.clone());
     let had = old.as_ref().and_then(|node| node.roles).unwrap_or_default();
@@ -410,7 +423,7 @@ fn applied(
         }
     };
     // The reason of the address comes before that of the size.
-    let node = pod_network::settle(node, taken)?;
+    let node = pod_network::settle(node, prefixes)?;
     let roles = node.roles.unwrap_or_default();
     capacity::check(&had, &roles, node.status.as_ref()).map_err(Refusal::from)?;
     if same && node.cluster_network == before {
@@ -453,13 +466,23 @@ fn same(one: &[u8], other: &[u8]) -> bool {
     !one.is_empty() && bool::from(one.ct_eq(other))
 }
 
+/// Whether a node asks for a new certificate, and no operator has approved it.
+fn waits_to_return(node: &v1::Node) -> bool {
+    node.returning.as_ref().is_some_and(|returning| !returning.approved)
+}
+
+/// Whether an approval lets a machine in, or back.
+fn is_decided(node: &v1::Node) -> bool {
+    node.state() == v1::NodeState::New || waits_to_return(node)
+}
+
 /// Whether a machine was approved and is not in yet.
 fn enters(node: &v1::Node) -> bool {
     matches!(node.state(), v1::NodeState::Standby | v1::NodeState::Up) && !node.joined
 }
 
 /// The newest proof of a machine, as far as it counts in this boot of the machine.
-fn present(node: &v1::Node, boot_id: &str) -> Option<v1::TpmAttestation> {
+pub(super) fn present(node: &v1::Node, boot_id: &str) -> Option<v1::TpmAttestation> {
     let proof = node.attestation.clone()?;
     if proof.boot_id == boot_id {
         return Some(proof);
@@ -474,7 +497,7 @@ fn present(node: &v1::Node, boot_id: &str) -> Option<v1::TpmAttestation> {
 /// # Errors
 ///
 /// [`Error::TpmRequired`], [`Error::TpmUnproved`].
-fn check_tpm(node: &v1::Node, proof: Option<&v1::TpmAttestation>) -> Result<(), Error> {
+pub(super) fn check_tpm(node: &v1::Node, proof: Option<&v1::TpmAttestation>) -> Result<(), Error> {
     if !node.tpm {
         return Err(Error::TpmRequired);
     }

@@ -24,34 +24,52 @@ use tracing::info;
 
 use super::error::Error;
 use super::state::{Refusal, Request};
-use super::store::{self, CONFLICTS_MAX, MESH_KEYS, Outcome, POD_PREFIXES, Store, node_key};
+use super::store::{
+    self, CONFIGURATION, CONFLICTS_MAX, MESH_KEYS, Outcome, POD_PREFIXES, Store, node_key,
+};
 use polis_base::hex;
+use polis_machine::parameters;
 use polis_wire::identity::NodeId;
 use polis_wire::node_roles::has_kubernetes;
 use polis_wire::pki::{self, Guard, Write};
-use polis_wire::pod_network::{PODS, Prefix, SERVICES, node_prefixes};
+use polis_wire::pod_network::{Networks, Prefix};
+
+/// The networks of the cluster, and the prefixes of nodes in them.
+#[derive(Clone, Debug)]
+pub(super) struct Prefixes {
+    pub(super) networks: Networks,
+    /// Those that nodes have.
+    pub(super) taken: BTreeSet<Prefix>,
+}
+
+/// The networks of pods and Services in the configuration of a cluster.
+///
+/// # Errors
+///
+/// [`store::Error::Damaged`].
+pub(super) fn networks(configuration: &v1::ClusterConfiguration) -> Result<Networks, store::Error> {
+    let v1::ClusterConfiguration { pod_network, service_network, .. } = configuration;
+    parameters::networks(pod_network, service_network, "configuration")
+        .map_err(|_invalid| store::Error::Damaged { key: CONFIGURATION.to_owned() })
+}
 
 /// Whether the request may give a node a place.
 pub(super) fn gives_place(request: &Request) -> bool {
     matches!(request, Request::Roles { add, .. } if has_kubernetes(Some(add)))
 }
 
-/// The record with the place that its roles ask for. `taken` are the prefixes of all nodes;
-/// without them, no place is given.
+/// The record with the place that its roles ask for. Without `prefixes`, no place is given.
 ///
 /// # Errors
 ///
 /// [`Refusal::PodNetworkFull`], [`Refusal::InPodNetwork`], [`Refusal::NoIpv4`].
-pub(super) fn settle(
-    node: v1::Node,
-    taken: Option<&BTreeSet<Prefix>>,
-) -> Result<v1::Node, Refusal> {
-    let cluster_network = match (has_kubernetes(node.roles.as_ref()), taken) {
+pub(super) fn settle(node: v1::Node, prefixes: Option<&Prefixes>) -> Result<v1::Node, Refusal> {
+    let cluster_network = match (has_kubernetes(node.roles.as_ref()), prefixes) {
         (false, _) => None,
-        (true, Some(taken)) if node.cluster_network.is_none() => {
-            check_address(&node)?;
-            let free = node_prefixes().find(|prefix| !taken.contains(prefix));
-            let free = free.ok_or(Refusal::PodNetworkFull { network: PODS })?;
+        (true, Some(Prefixes { networks, taken })) if node.cluster_network.is_none() => {
+            check_address(&node, *networks)?;
+            let free = networks.node_prefixes().find(|prefix| !taken.contains(prefix));
+            let free = free.ok_or(Refusal::PodNetworkFull { network: networks.pods })?;
             Some(ClusterNetwork { pod_prefix: free.to_string(), ..ClusterNetwork::default() })
         }
         (true, _) => node.cluster_network.clone(),
@@ -64,14 +82,14 @@ pub(super) fn settle(
 /// # Errors
 ///
 /// [`Refusal::InPodNetwork`], [`Refusal::NoIpv4`].
-pub(super) fn check_address(node: &v1::Node) -> Result<(), Refusal> {
+pub(super) fn check_address(node: &v1::Node, networks: Networks) -> Result<(), Refusal> {
     let Some(status) = &node.status else { return Ok(()) };
     let address = match status.external_address.parse() {
         Ok(IpAddr::V4(address)) => address,
         Ok(IpAddr::V6(address)) => return Err(Refusal::NoIpv4 { address }),
         Err(_unknown) => return Ok(()),
     };
-    match [PODS, SERVICES].into_iter().find(|network| network.has(address)) {
+    match networks.with(address) {
         Some(network) => Err(Refusal::InPodNetwork { address, network }),
         None => Ok(()),
     }
@@ -116,14 +134,17 @@ fn key_at(key: &[u8]) -> String {
 }
 
 impl<S: pki::Store + Clone> Store<S> {
-    /// The prefixes that nodes have.
-    pub(super) async fn taken_prefixes(&self) -> Result<BTreeSet<Prefix>, Error> {
+    /// The networks of the cluster, and the prefixes that nodes have.
+    pub(super) async fn prefixes(&self) -> Result<Prefixes, Error> {
+        let configuration = self.read::<v1::ClusterConfiguration>(CONFIGURATION).await?;
+        let networks = networks(&configuration.unwrap_or_default())?;
         let listed = self.kv.list(POD_PREFIXES).await.map_err(store::Error::Store)?;
         let prefix = |(key, _): (String, pki::Entry)| {
             let prefix = key.strip_prefix(POD_PREFIXES).and_then(|text| text.parse().ok());
             prefix.ok_or(store::Error::Damaged { key })
         };
-        Ok(listed.into_iter().map(prefix).collect::<Result<_, _>>()?)
+        let taken = listed.into_iter().map(prefix).collect::<Result<_, store::Error>>()?;
+        Ok(Prefixes { networks, taken })
     }
 
     /// Records the key of a node in the mesh. Without a role of Kubernetes, the node has no

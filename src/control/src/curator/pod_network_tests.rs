@@ -20,6 +20,11 @@ fn prefix(index: u8) -> Prefix {
     format!("10.192.{index}.0/24").parse().unwrap()
 }
 
+/// The default networks, of which these prefixes are taken.
+fn prefixes(taken: impl IntoIterator<Item = Prefix>) -> Prefixes {
+    Prefixes { networks: Networks::default(), taken: taken.into_iter().collect() }
+}
+
 fn node(roles: &[Role]) -> v1::Node {
     v1::Node { roles: Some(Role::record(roles)), ..v1::Node::default() }
 }
@@ -36,14 +41,14 @@ const WORKER: [Role; 1] = [Role::KubernetesWorker];
 
 #[test]
 fn the_first_role_gives_the_first_free_prefix_and_the_last_takes_it_back() {
-    let used = BTreeSet::from([prefix(0), prefix(1), prefix(3)]);
+    let used = prefixes([prefix(0), prefix(1), prefix(3)]);
     let place = |node: &v1::Node| node.cluster_network.as_ref().map(|it| it.pod_prefix.clone());
     let first = settle(node(&WORKER), Some(&used)).unwrap();
     assert_eq!(place(&first).as_deref(), Some("10.192.2.0/24"));
     // The second role changes nothing, and neither does one of the two going.
     let both = [Role::ConsensusMember, Role::KubernetesController, Role::KubernetesWorker];
     let second = v1::Node { roles: Some(Role::record(&both)), ..first.clone() };
-    assert_eq!(settle(second.clone(), Some(&BTreeSet::new())).unwrap(), second);
+    assert_eq!(settle(second.clone(), Some(&prefixes([]))).unwrap(), second);
     let one = v1::Node { roles: Some(Role::record(&both[..2])), ..second };
     assert_eq!(place(&settle(one, None).unwrap()), place(&first));
     let none = v1::Node { roles: Some(Role::record(&both[..1])), ..first };
@@ -52,9 +57,11 @@ fn the_first_role_gives_the_first_free_prefix_and_the_last_takes_it_back() {
 
 #[test]
 fn a_full_network_refuses_a_new_node_and_keeps_the_others() {
-    let all: BTreeSet<_> = node_prefixes().collect();
-    assert_eq!(settle(node(&WORKER), Some(&all)), Err(Refusal::PodNetworkFull { network: PODS }));
-    let one: BTreeSet<_> = all.iter().copied().skip(1).collect();
+    let networks = Networks::default();
+    let all = prefixes(networks.node_prefixes());
+    let full = Refusal::PodNetworkFull { network: networks.pods };
+    assert_eq!(settle(node(&WORKER), Some(&all)), Err(full));
+    let one = prefixes(networks.node_prefixes().skip(1));
     let settled = settle(node(&WORKER), Some(&one)).unwrap();
     assert_eq!(settle(settled.clone(), Some(&all)), Ok(settled));
 }
@@ -63,7 +70,7 @@ fn a_full_network_refuses_a_new_node_and_keeps_the_others() {
 fn a_node_inside_of_a_network_of_kubernetes_is_refused() {
     let at = |address: &str| {
         let status = v1::NodeStatus { external_address: address.to_owned(), ..Default::default() };
-        settle(v1::Node { status: Some(status), ..node(&WORKER) }, Some(&BTreeSet::new()))
+        settle(v1::Node { status: Some(status), ..node(&WORKER) }, Some(&prefixes([])))
     };
     let refusal = at("10.200.0.7").unwrap_err();
     assert_eq!(
@@ -81,6 +88,33 @@ fn a_node_inside_of_a_network_of_kubernetes_is_refused() {
         "the address 2001:db8::1 of the node is one of IPv6, and pods and Services have IPv4 \
          alone: give the machine an address of IPv4, by DHCP or first in its parameters"
     );
+}
+
+#[tokio::test]
+async fn a_cluster_gives_prefixes_of_its_own_network() {
+    let (store, memory) = members().await;
+    let configuration = v1::ClusterConfiguration {
+        pod_network: "172.16.2.0/23".to_owned(),
+        service_network: "192.168.0.0/24".to_owned(),
+        ..Default::default()
+    };
+    let put = Write::Put(CONFIGURATION.to_owned(), configuration.encode_to_vec());
+    pki::Store::commit(&memory, Vec::new(), vec![put]).await.unwrap();
+    for (number, place) in [(1, "172.16.2.0/24"), (2, "172.16.3.0/24")] {
+        let node = store.change(id(number), given(&WORKER)).await.unwrap();
+        assert_eq!(node.cluster_network.unwrap().pod_prefix, place);
+    }
+    let full = store.change(id(3), given(&WORKER)).await.unwrap_err();
+    assert!(full.to_string().starts_with("the pod network 172.16.2.0/23 has no free"), "{full}");
+    // An address in a default network is one like any other, and one in its own is not.
+    let networks = networks(&configuration).unwrap();
+    let at = |address: &str| {
+        let status = v1::NodeStatus { external_address: address.to_owned(), ..Default::default() };
+        check_address(&v1::Node { status: Some(status), ..node(&WORKER) }, networks)
+    };
+    at("10.200.0.7").unwrap();
+    let refused = at("192.168.0.9").unwrap_err().to_string();
+    assert!(refused.contains("is in 192.168.0.0/24, which Kubernetes uses"), "{refused}");
 }
 
 /// A store with nodes that are members.
@@ -141,7 +175,7 @@ async fn nodes_that_get_a_role_at_the_same_moment_get_different_prefixes() {
 async fn a_prefix_that_another_node_took_between_look_and_write_is_not_given_twice() {
     let (store, memory) = members().await;
     // As if the two leaders of an election had looked before either wrote.
-    let none = BTreeSet::new();
+    let none = prefixes([]);
     let late = settle(node(&WORKER), Some(&none)).unwrap().cluster_network;
     store.change(id(1), given(&WORKER)).await.unwrap();
     let (guards, writes) = changes(id(2), None, late.as_ref());
@@ -200,16 +234,17 @@ proptest! {
         runtime.block_on(async {
             let (store, memory) = members().await;
             for step in moves {
-                let before = store.taken_prefixes().await.unwrap();
+                let Prefixes { networks, taken: before } = store.prefixes().await.unwrap();
                 // A refusal changes nothing, which the comparison below shows.
                 match step {
                     Move::Change(node, request) => drop(store.change(id(node), *request).await),
                     Move::Key(node, key) => drop(store.set_mesh_key(id(node), &[key; 32]).await),
                 }
                 assert_eq!(recorded(&store).await, owned(&memory));
-                let after = store.taken_prefixes().await.unwrap();
+                let after = store.prefixes().await.unwrap().taken;
                 let new: Vec<_> = after.difference(&before).collect();
-                let free = node_prefixes().find(|prefix| !before.contains(prefix)).unwrap();
+                let mut all = networks.node_prefixes();
+                let free = all.find(|prefix| !before.contains(prefix)).unwrap();
                 assert!(new.iter().all(|prefix| **prefix == free), "{new:?}, free was {free}");
             }
         });

@@ -14,8 +14,8 @@
 //!      +--> rotating    a rotation of the authorities
 //!      +--> proof       the certificate of this node as a curator
 //!      +--> server      port 7835, once there is that certificate
-//!      +--> leader      started last, so that it is stopped first: a leader
-//!                       hands over before the port closes
+//!      +--> leader      started last, so that it is stopped first: a leader hands over
+//!                       before the port closes, once the changes under way have ended
 //! ```
 //!
 //! The member may stop and come back; every part here waits for it and goes on.
@@ -194,6 +194,7 @@ impl Service {
         let (reporter, health) = tonic_health::server::health_reporter();
         let (departures, queue) = Departures::channel();
         let (changes, changing) = Changes::channel();
+        let under_way = changes.under_way();
         let (attempts, attempted, refused) = Attempts::channel();
         let handlers = Handlers::new(Parts {
             node: identity.id,
@@ -296,6 +297,7 @@ impl Service {
                 network: self.network.clone(),
                 consensus: self.consensus.clone(),
                 directory: self.directory.subscribe(),
+                under_way,
                 leadership,
             },
         })

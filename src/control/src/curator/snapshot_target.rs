@@ -86,7 +86,7 @@ pub(super) fn change(
     let writes = match (&after, credentials) {
         (Some(_), Some(new)) => vec![Write::Put(key, checked(new)?.encode_to_vec())],
         (None, Some(_)) => return Err(refused("there is no target of snapshots; name it, too")),
-        (Some(after), None) if !before.as_ref().is_some_and(|it| is_same(it, after)) => {
+        (Some(after), None) if !before.as_ref().is_some_and(|it| it.has_the_key_of(after)) => {
             return Err(refused(
                 "missing; a target in another bucket needs the key of that bucket",
             ));
@@ -109,11 +109,6 @@ fn target(
 ) -> Result<Option<Bucket>, parameters::Error> {
     let read = message.map(|message| snapshot_target(message, "configuration.snapshots"));
     Ok(read.transpose()?.flatten())
-}
-
-/// Whether the key of one bucket is that of the other.
-fn is_same(one: &Bucket, other: &Bucket) -> bool {
-    (&one.server.endpoint, &one.name) == (&other.server.endpoint, &other.name)
 }
 
 fn checked(message: &v1::SnapshotCredentials) -> Result<v1::SnapshotCredentials, Error> {
@@ -171,7 +166,7 @@ mod tests {
                 }
                 prop_assert_eq!(bucket.is_some(), given_for.is_some());
                 if let (Some(bucket), Some(given_for)) = (&bucket, &given_for) {
-                    prop_assert!(is_same(bucket, given_for));
+                    prop_assert!(bucket.has_the_key_of(given_for));
                 }
             }
         }

@@ -3,8 +3,10 @@
 //! | request \ state | (absent)  | NEW            | STANDBY        | UP, never home | UP, joined | DECOMMISSIONED |
 //! |-----------------|-----------|----------------|----------------|----------------|------------|----------------|
 //! | register        | NEW       | same, refreshed| same, join key | same, join key | same¹      | refused        |
+//! | return⁶         | not found | refused        | refused        | yes            | yes        | refused        |
 //! | approve         | not found | STANDBY        | same           | same           | same       | refused        |
 //! | commit          | not found | refused        | UP             | same, new keys | refused    | refused        |
+//! | returned⁶       | not found | refused        | refused        | same           | same       | refused        |
 //! | join            | not found | refused        | refused        | joined         | same       | refused        |
 //! | status          | not found | refused        | refused        | joined         | same       | refused        |
 //! | prove           | not found | refused        | refused        | yes⁵           | yes⁵       | refused        |
@@ -23,6 +25,9 @@
 //! ⁴ meanwhile the role consensus member cannot be given; taking it ends the departure.
 //! ⁵ one proof for a boot: later ones of that boot change nothing. A machine without a TPM
 //!   leaves no fault.
+//! ⁶ a node whose certificate ended while it was off: `returning`. Its request is approved like a
+//!   registration, and ends with its first status. Meanwhile the role consensus member cannot be
+//!   given.
 //!
 //! No request leaves a node with the role Kubernetes controller and without the role consensus
 //! member: its API server reads and writes the etcd beside it.
@@ -41,7 +46,9 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
+use super::attesting;
 use super::capacity::Shortage;
+use super::returning::{self, Refused, Return};
 use polis_proto::v1::{self, NodeState};
 
 use polis_wire::identity::{Identity, NodeName, Nonce};
@@ -59,6 +66,13 @@ pub enum Request {
     Approve,
     /// The machine commits.
     Commit(Commitment),
+    /// The node asks for a new certificate, since its own has ended.
+    Return(Return),
+    /// This boot of the node, which was approved, receives its certificate.
+    Returned {
+        /// The boot, as in [`Return`].
+        boot_id: String,
+    },
     /// The node was home, and joins again.
     Join,
     /// The node sends its status.
@@ -240,6 +254,9 @@ pub enum Refusal {
     /// The machine has too little for the roles.
     #[error(transparent)]
     Shortage(#[from] Shortage),
+    /// The node receives no new certificate, or no role meanwhile.
+    #[error(transparent)]
+    Returning(#[from] Refused),
 }
 
 /// The result of `request` for the record.
@@ -260,19 +277,32 @@ pub fn step(node: Option<v1::Node>, request: Request) -> Result<Step, Refusal> {
         Request::Register(registration) => register_again(node, state, registration)?,
         Request::Approve => match state {
             NodeState::New => with_state(node, NodeState::Standby),
-            NodeState::Standby | NodeState::Up => node,
+            NodeState::Standby => node,
+            NodeState::Up => returning::approved(node),
             NodeState::Unspecified | NodeState::Decommissioned => {
                 return Err(Refusal::Decommissioned);
             }
         },
         Request::Commit(commitment) => commit(node, state, commitment)?,
+        Request::Return(request) => {
+            member(state)?;
+            returning::asked(node, request)?
+        }
+        Request::Returned { boot_id } => {
+            member(state)?;
+            match returning::is_approved(&node, &boot_id)? {
+                true => node,
+                false => return Err(Refusal::NotApproved),
+            }
+        }
         Request::Join => {
             member(state)?;
             v1::Node { joined: true, ..node }
         }
         Request::Status(status) => {
             member(state)?;
-            v1::Node { joined: true, status: Some(status), ..node }
+            // Its certificate has not ended, or is the new one.
+            v1::Node { joined: true, status: Some(status), returning: None, ..node }
         }
         Request::Prove(proof) => {
             member(state)?;
@@ -286,6 +316,9 @@ pub fn step(node: Option<v1::Node>, request: Request) -> Result<Step, Refusal> {
                 (add.consensus_member.is_some(), remove.consensus_member.is_some());
             if enters && !leaves && node.leaving.is_some() {
                 return Err(Refusal::Leaving);
+            }
+            if enters && !leaves && node.returning.is_some() {
+                return Err(Refused::Asks.into());
             }
             let leaving = node.leaving.filter(|_| !leaves);
             let had = node.roles.unwrap_or_default();
@@ -336,6 +369,7 @@ pub fn step(node: Option<v1::Node>, request: Request) -> Result<Step, Refusal> {
                 cluster_unlock_key: Vec::new(),
                 recovery_key: Vec::new(),
                 network_order: None,
+                returning: None,
                 ..with_state(node, NodeState::Decommissioned)
             },
             NodeState::Unspecified | NodeState::New | NodeState::Standby => {
@@ -405,12 +439,6 @@ fn proves(node: &v1::Node, new: &v1::TpmAttestation) -> bool {
     }
 }
 
-/// Whether both proofs are of the TPM with one endorsement key.
-fn same_tpm(new: &v1::TpmAttestation, known: &v1::TpmAttestation) -> bool {
-    let key = |proof: &v1::TpmAttestation| proof.keys.clone().map(|keys| keys.endorsement_key);
-    key(new).is_some() && key(new) == key(known)
-}
-
 fn register_again(
     node: v1::Node,
     state: NodeState,
@@ -426,13 +454,7 @@ fn register_again(
         }
         NodeState::Standby | NodeState::Up if !node.joined => {
             let Registration { join_key, tpm, attestation, .. } = registration;
-            // The one that an operator may have looked at: only the same TPM proves more.
-            let attestation = match node.attestation {
-                Some(known) if known.fault.is_empty() => {
-                    Some(attestation.filter(|new| same_tpm(new, &known)).unwrap_or(known))
-                }
-                other => attestation.or(other),
-            };
+            let attestation = attesting::after_approval(node.attestation, attestation);
             Ok(v1::Node { join_key: join_key.to_vec(), tpm, attestation, ..node })
         }
         NodeState::Standby | NodeState::Up => {
@@ -502,3 +524,7 @@ fn change_roles(roles: v1::NodeRoles, add: v1::NodeRoles, remove: v1::NodeRoles)
 #[cfg(test)]
 #[path = "state_tests.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "returning_tests.rs"]
+mod returning_tests;

@@ -51,7 +51,8 @@ pub(super) const USERS: &str = "users/";
 pub(super) const LEADERS: &str = "leader/";
 pub(super) const OWNER: &str = "global/initial_owner";
 pub(super) const TICKET: &str = "global/register_ticket";
-pub(super) const CONFIGURATION: &str = "cluster/configuration";
+/// The key of the configuration of the whole cluster, for watchers.
+pub const CONFIGURATION: &str = "cluster/configuration";
 pub(super) const SNAPSHOT_CREDENTIALS: &str = "cluster/snapshot_credentials";
 pub(super) const REGISTRIES: &str = "cluster/registries";
 pub(super) const UPDATE: &str = "cluster/update";

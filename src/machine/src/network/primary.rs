@@ -16,12 +16,16 @@
 //!
 //! A chosen link stays while it has a lease: a better place alone changes no address of a
 //! running node. While its lease is not of the best kind, and so while it is unplugged, the others
-//! go on asking: an unplugged link keeps the node's address until another has a lease.
+//! go on asking: an unplugged link keeps the node's address until another has a lease. Where the
+//! address of another link that no lease gives (`advertised`) became the node's before that, the
+//! plan uses nothing of the unplugged link's lease.
 //!
 //! Invariants:
 //! - With the same links, servers and answers within [`SETTLE`] of the first, the same link is
 //!   chosen, whatever their order.
 //! - A machine with one link waits for nothing.
+//! - A link without a carrier never replaces another: of two that are unplugged together, one
+//!   counts as such first.
 //!
 //! What this module does not do: hold leases (`holding`), or ask (`service`).
 
@@ -32,6 +36,7 @@ use tokio::time::Instant;
 
 use super::lease::Lease;
 use super::plan::{Link, Observed};
+use crate::parameters::Cidr;
 
 /// How long a link that would come first may take: a cable reports itself within three seconds,
 /// a server answers within one.
@@ -89,7 +94,10 @@ impl Primary {
         self.chosen = self.chosen.and_then(|(index, _class)| Some((index, offer(index)?.0)));
         self.settled = None;
 
-        let offers: Vec<_> = candidates.iter().filter_map(|index| offer(*index)).collect();
+        let carrier = |index: u32| observed.links.get(&index).is_some_and(|link| link.carrier);
+        let may_count = |(_, _, index): &Rank<'_>| self.chosen.is_none() || carrier(*index);
+        let offers = candidates.iter().filter_map(|index| offer(*index));
+        let offers: Vec<_> = offers.filter(may_count).collect();
         let best = offers.iter().min().copied();
         let better = |class: Class| self.chosen.is_none_or(|(_link, chosen)| class < chosen);
         let Some(mut best) = best.filter(|(class, _, _)| better(*class)) else {
@@ -139,6 +147,20 @@ impl Primary {
     /// The link that gives the node its address.
     pub(super) fn link(&self) -> Option<u32> {
         self.chosen.map(|(link, _class)| link)
+    }
+
+    /// Of these leases, the one that the plan uses: that of the chosen link, unless that was
+    /// unplugged at the last review and the node's address is `advertised`, on another link. The
+    /// gateway and the servers of the lease are out of reach then.
+    pub(super) fn in_use<'a>(
+        &self,
+        mut leases: BTreeMap<u32, &'a Lease>,
+        advertised: Option<(u32, Cidr)>,
+    ) -> BTreeMap<u32, &'a Lease> {
+        let is_used = |class: Class| !class.unplugged || advertised.is_none();
+        let used = self.chosen.filter(|(_link, class)| is_used(*class));
+        leases.retain(|link, _lease| used.is_some_and(|(of, _class)| of == *link));
+        leases
     }
 
     /// Whether no other link needs to ask: the lease is of the best kind.
@@ -363,6 +385,44 @@ mod tests {
         assert_eq!(story.primary.deadline(), Some(until));
         assert_eq!(story.at(160, &[(2, true), (4, true)]), Some(4));
         assert!(!story.primary.is_final());
+    }
+
+    #[test]
+    fn of_two_cards_that_are_unplugged_together_neither_takes_the_place_of_the_other() {
+        let leases = [(2, false), (3, false)];
+        let mut story = Story::new(&[2, 3]);
+        assert_eq!(story.at(0, &leases), Some(2));
+        assert!(!story.primary.is_final(), "both leases are held");
+        story.observed = unplug(unplug(observed(), 2), 3);
+        // The carrier of the other one went a moment later.
+        story.unplugged.insert(2);
+        assert_eq!(story.at(100, &leases), Some(2));
+        story.unplugged.insert(3);
+        assert_eq!(story.at(101, &leases), Some(2));
+        // The other one is back first.
+        story.observed = unplug(observed(), 2);
+        story.unplugged.remove(&3);
+        assert_eq!(story.at(102, &leases), Some(3));
+    }
+
+    #[test]
+    fn nothing_of_an_unplugged_card_s_lease_is_used_once_the_node_has_an_address_without_one() {
+        let advertised = Some((3, "2001:db8::5/64".parse().unwrap()));
+        let lease = lease(true);
+        let used = |story: &Story, advertised| {
+            let leases = BTreeMap::from([(2, &lease), (3, &lease)]);
+            story.primary.in_use(leases, advertised).into_keys().collect::<Vec<_>>()
+        };
+        let mut story = Story::new(&[2, 3]);
+        assert_eq!(used(&story, None), [0; 0], "none is chosen");
+        assert_eq!(story.at(0, &[(2, true)]), Some(2));
+        assert_eq!((used(&story, None), used(&story, advertised)), (vec![2], vec![2]));
+        story.unplugged.insert(2);
+        assert_eq!(story.at(100, &[(2, true)]), Some(2));
+        assert_eq!((used(&story, None), used(&story, advertised)), (vec![2], vec![]));
+        story.unplugged.clear();
+        assert_eq!(story.at(101, &[(2, true)]), Some(2));
+        assert_eq!(used(&story, advertised), [2]);
     }
 
     #[test]

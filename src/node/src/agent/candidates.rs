@@ -19,7 +19,7 @@ use tokio::sync::watch;
 use tracing::warn;
 
 use super::Service;
-use super::node_watch::keep;
+use super::kept::keep;
 use polis_machine::network::names::Peers;
 use polis_runtime::event::Closed;
 use polis_runtime::supervisor::{Context, blocking};

@@ -34,7 +34,9 @@ mod attest;
 mod calls;
 mod candidates;
 mod heartbeat;
+mod kept;
 mod node_watch;
+mod received;
 mod renewal;
 mod report;
 mod split;
@@ -61,6 +63,7 @@ use polis_runtime::supervisor::{Context, Policy};
 use polis_wire::endpoint::{CURATOR_PORT, MANAGEMENT_PORT};
 use polis_wire::identity::NodeId;
 use polis_wire::node_roles::{HEARTBEAT, Nodes};
+use polis_wire::pod_network::Networks;
 use polis_wire::rpc::client::{Candidate, Client};
 use polis_wire::rpc::{AccessList, Credentials};
 use polis_workload as workload;
@@ -78,12 +81,16 @@ pub struct Config {
     pub directory: File,
     /// The roles of this node in the last message from the cluster.
     pub roles: File,
+    /// The networks of pods and Services.
+    pub networks: File,
     /// The firewall of the cluster in the last message.
     pub firewall: File,
     /// The targets of logs in the last message from the cluster.
     pub log_targets: File,
     /// The time servers of the cluster in the last message.
     pub time_servers: File,
+    /// The proxy of the cluster in the last message.
+    pub proxy: File,
     /// The users in the last message from the cluster.
     pub users: File,
     /// The node's own certificate.
@@ -107,9 +114,11 @@ impl Config {
         Self {
             directory: root.esp.cluster_directory.clone(),
             roles: root.data.node.roles.clone(),
+            networks: root.data.node.networks.clone(),
             firewall: root.data.node.firewall.clone(),
             log_targets: root.data.node.log_targets.clone(),
             time_servers: root.data.node.time_servers.clone(),
+            proxy: root.data.node.proxy.clone(),
             users: root.data.node.users.clone(),
             certificate: root.data.node.credentials.certificate.clone(),
             authorities: root.data.node.credentials.authorities.clone(),
@@ -173,6 +182,8 @@ pub struct Outputs {
     pub time_servers: watch::Sender<Vec<parameters::NtpServer>>,
     /// The targets of logs; `None` before the first message, and without one of an earlier boot.
     pub log_targets: watch::Sender<Option<forwarding::Order>>,
+    /// The proxy of the cluster; `None` without one, and before it is known.
+    pub proxy: watch::Sender<Option<parameters::Proxy>>,
     /// The firewall of the cluster; `None` before the first message.
     pub firewall: watch::Sender<Option<Order>>,
     /// The network that the cluster orders for this node; `None` before the first message, and
@@ -182,6 +193,9 @@ pub struct Outputs {
     pub proof: watch::Sender<Option<Instant>>,
     /// The roles that the cluster gives to this node; `None` before the first message.
     pub roles: watch::Sender<Option<v1::NodeRoles>>,
+    /// The networks of pods and Services; the default ones before the first message. They are
+    /// known before the roles are.
+    pub networks: watch::Sender<Networks>,
     /// The access list; written where no curator runs.
     pub access_list: watch::Sender<Arc<AccessList>>,
     /// The certificates with which this node serves and calls.

@@ -16,26 +16,21 @@ use std::time::Duration;
 
 use polis_proto::v1;
 use polis_proto::v1::curator_client::CuratorClient;
-use prost::Message as _;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 use tonic::Status;
-use tracing::{debug, error, info, warn};
+use tracing::{debug, error, info};
 
 use super::Service;
-use crate::firewall::Order;
-use crate::forwarding;
-use polis_base::files::File;
-use polis_machine::network;
-use polis_machine::parameters::{self, Firewall, NtpServer};
+use super::kept::{keep, remember, show, store};
+use super::received::Received;
+use polis_machine::{network, parameters};
 use polis_runtime::event::{Closed, until};
-use polis_runtime::save::Save as _;
-use polis_runtime::supervisor::{Context, blocking};
+use polis_runtime::supervisor::Context;
 use polis_wire::identity::NodeId;
-use polis_wire::node_roles::{NODES_MAX, Nodes, Role};
-use polis_wire::pki::{Authorities, Crl};
+use polis_wire::node_roles::{Nodes, Role};
+use polis_wire::pki::Authorities;
 use polis_wire::rpc::client::Repeat;
-use polis_wire::rpc::{self, AccessList, Serials, Users};
 
 /// Between two attempts at a stream, on average: see [`pause`].
 const RETRY: Duration = Duration::from_secs(1);
@@ -85,75 +80,6 @@ fn pause() -> Duration {
     RETRY.mul_f64(rand::random_range(0.5..1.5))
 }
 
-/// The firewall of an event.
-fn read(order: v1::FirewallOrder) -> Result<Order, parameters::Error> {
-    let confirmed = parameters::firewall(order.confirmed.unwrap_or_default(), "confirmed")?;
-    let time = Duration::from_millis(order.tried_for_ms.into());
-    let tried = order.tried.map(|tried| parameters::firewall(tried, "tried")).transpose()?;
-    // The node returns by itself, whatever becomes of the leader.
-    Ok(Order { confirmed, tried: tried.map(|tried| (tried, Instant::now() + time)) })
-}
-
-/// Takes up the roles and the firewall of the last boot, until a newer message arrives.
-async fn remember(service: &Service) {
-    let roles = recall(&service.config.roles, "the roles").await;
-    let log = recall(&service.config.log_targets, "the targets of logs").await;
-    let targets = log.and_then(|kept| forwarding::Order::read(kept).ok());
-    service.outputs.log_targets.send_if_modified(|known| {
-        let new = known.is_none() && targets.is_some();
-        if new {
-            *known = targets;
-        }
-        new
-    });
-    let time = recall(&service.config.time_servers, "the time servers").await;
-    take_up(&service.outputs.time_servers, time);
-    let firewall = recall(&service.config.firewall, "the firewall").await;
-    let firewall = firewall.and_then(|kept| parameters::firewall(kept, "firewall").ok());
-    if let Some(confirmed) = firewall {
-        service.outputs.firewall.send_if_modified(|known| {
-            let new = known.is_none();
-            if new {
-                *known = Some(Order { confirmed, tried: None });
-            }
-            new
-        });
-    }
-    service.outputs.roles.send_if_modified(|known: &mut Option<v1::NodeRoles>| {
-        let new = known.is_none() && roles.is_some();
-        if new {
-            *known = roles;
-        }
-        new
-    });
-}
-
-/// The time servers of the last boot, unless the leader has sent newer ones.
-fn take_up(known: &watch::Sender<Vec<NtpServer>>, kept: Option<v1::TimeConfiguration>) {
-    let kept = kept.and_then(|kept| parameters::time_servers(kept, "time").ok());
-    let Some(servers) = kept.filter(|servers| !servers.is_empty()) else { return };
-    known.send_if_modified(|known| {
-        let is_first = known.is_empty();
-        if is_first {
-            *known = servers;
-        }
-        is_first
-    });
-}
-
-/// Reads what [`keep`] wrote.
-async fn recall<M: prost::Message + Default>(file: &File, what: &str) -> Option<M> {
-    let file = file.clone();
-    match blocking(move || file.read()).await {
-        Ok(Some(bytes)) => M::decode(bytes.as_slice()).ok(),
-        Ok(None) => None,
-        Err(error) => {
-            warn!(error = &error as &dyn std::error::Error, "cannot read {what} of the last boot");
-            None
-        }
-    }
-}
-
 async fn hear(service: &Service, own: NodeId) -> Result<(), Status> {
     let request = v1::WatchRequest::default();
     let call = |channel| {
@@ -183,7 +109,9 @@ async fn hear(service: &Service, own: NodeId) -> Result<(), Status> {
         }
         if received.current {
             service.outputs.contact.send_replace(Some(Instant::now()));
-            publish(service, own, &mut received).await;
+            publish(service, own, &mut received);
+            // Last: the disk may be slow, and callers wait for the list of users.
+            store(service, &mut received).await;
         }
     }
 }
@@ -204,96 +132,16 @@ fn unknown_health(nodes: &watch::Sender<Option<Arc<Nodes>>>) {
     });
 }
 
-/// The content of one stream so far.
-#[derive(Debug, Default)]
-pub(super) struct Received {
-    nodes: Nodes,
-    revoked: Option<Serials>,
-    /// The time servers, and as the message has them.
-    time: Option<(Vec<NtpServer>, v1::TimeConfiguration)>,
-    /// Those that the disk has.
-    kept_time: Option<v1::TimeConfiguration>,
-    /// The targets of logs, and as the message has them.
-    log: Option<(forwarding::Order, v1::LogConfiguration)>,
-    /// Those that the disk has.
-    kept_log: Option<v1::LogConfiguration>,
-    firewall: Option<Order>,
-    /// The confirmed one that the disk has.
-    kept_firewall: Option<Firewall>,
-    users: Option<Users>,
-    authorities: Option<Arc<Authorities>>,
-    current: bool,
-}
-
-impl Received {
-    pub(super) fn apply(&mut self, event: v1::WatchEvent) {
-        for gone in event.gone {
-            if let Ok(id) = gone.parse() {
-                self.nodes.remove(&id);
-            }
-        }
-        for node in event.nodes {
-            // A node without an ID can be neither shown nor admitted.
-            let Ok(id) = node.id.parse::<NodeId>() else { continue };
-            if self.nodes.len() < NODES_MAX || self.nodes.contains_key(&id) {
-                self.nodes.insert(id, node);
-            }
-        }
-        if !event.crl.is_empty() {
-            match Crl::read(&event.crl) {
-                Some(crl) => self.revoked = Some(Arc::new(crl.serials())),
-                // A node that the last message named stays out.
-                None => error!("the CRL of the cluster cannot be read and is not used"),
-            }
-        }
-        if let Some(time) = event.time {
-            match parameters::time_servers(time.clone(), "time") {
-                Ok(servers) => self.time = Some((servers, time)),
-                Err(error) => error!(%error, "the time servers of the cluster are not used"),
-            }
-        }
-        if let Some(log) = event.log {
-            match forwarding::Order::read(log.clone()) {
-                Ok(order) => self.log = Some((order, log)),
-                Err(error) => error!(%error, "the targets of logs of the cluster are not used"),
-            }
-        }
-        if let Some(order) = event.firewall {
-            match read(order) {
-                Ok(order) => self.firewall = Some(order),
-                Err(error) => error!(%error, "the firewall of the cluster is not used"),
-            }
-        }
-        if let Some(users) = event.users {
-            self.users = Some(rpc::users(&users.users));
-        }
-        if let Some(authorities) = event.authorities {
-            match Authorities::from_message(authorities) {
-                Some(read) => self.authorities = Some(Arc::new(read)),
-                None => error!("the CA of the cluster cannot be read; the last one stays"),
-            }
-        }
-        self.current |= event.current;
-    }
-
-    /// The access list, where `before` had it.
-    fn access_list(&self, before: &AccessList) -> AccessList {
-        let in_state = |state| {
-            let nodes = self.nodes.iter().filter(move |(_, node)| node.state() == state);
-            nodes.map(|(id, _)| *id).collect()
-        };
-        AccessList {
-            nodes: Some(in_state(v1::NodeState::Up)),
-            removed: in_state(v1::NodeState::Decommissioned),
-            serials: self.revoked.clone().unwrap_or_else(|| before.serials.clone()),
-            users: self.users.clone().or_else(|| before.users.clone()),
-        }
-    }
-}
-
-async fn publish(service: &Service, own: NodeId, received: &mut Received) {
+fn publish(service: &Service, own: NodeId, received: &mut Received) {
     let outputs = &service.outputs;
-    let mut new_roles = None;
+    // Before the roles: what they start has the proxy from its start.
+    if let Some((proxy, _)) = &received.proxy {
+        show(&outputs.proxy, proxy);
+    }
+    // Before the roles: what they start uses them.
+    if let Some(networks) = &received.networks {
+        show(&outputs.networks, networks);
+    }
     if let Some(node) = received.nodes.get(&own) {
         let roles = node.roles.unwrap_or_default();
         let is_new = outputs.roles.send_if_modified(|known| {
@@ -304,7 +152,7 @@ async fn publish(service: &Service, own: NodeId, received: &mut Received) {
         if is_new {
             let names: Vec<_> = Role::given(&roles).map(Role::name).collect();
             info!(roles = names.join(", "), "this node's roles");
-            new_roles = Some(roles);
+            received.new_roles = Some(roles);
         }
     }
     if let Some(node) = received.nodes.get(&own) {
@@ -316,25 +164,13 @@ async fn publish(service: &Service, own: NodeId, received: &mut Received) {
     }
     outputs.nodes.send_replace(Some(Arc::new(received.nodes.clone())));
     if let Some((servers, _)) = &received.time {
-        outputs.time_servers.send_if_modified(|known| {
-            let changed = known != servers;
-            known.clone_from(servers);
-            changed
-        });
+        show(&outputs.time_servers, servers);
     }
     if let Some((order, _)) = &received.log {
-        outputs.log_targets.send_if_modified(|known| {
-            let changed = known.as_ref() != Some(order);
-            *known = Some(order.clone());
-            changed
-        });
+        show(&outputs.log_targets, &Some(order.clone()));
     }
     if received.firewall.is_some() {
-        outputs.firewall.send_if_modified(|known| {
-            let changed = *known != received.firewall;
-            known.clone_from(&received.firewall);
-            changed
-        });
+        show(&outputs.firewall, &received.firewall);
     }
     // Beside a curator, access is decided by the records themselves.
     if service.inputs.consensus.borrow().voter().is_none() {
@@ -346,31 +182,6 @@ async fn publish(service: &Service, own: NodeId, received: &mut Received) {
             }
             changed
         });
-    }
-    // Last: the disk may be slow, and callers wait for the list of users.
-    if let Some(roles) = new_roles {
-        keep(&service.config.roles, roles.encode_to_vec(), "the roles").await;
-    }
-    let log = received.log.as_ref().map(|(_, log)| log);
-    if let Some(log) = log.filter(|log| Some(*log) != received.kept_log.as_ref()) {
-        let record = log.encode_to_vec();
-        if keep(&service.config.log_targets, record, "the targets of logs").await {
-            received.kept_log = Some(log.clone());
-        }
-    }
-    let time = received.time.as_ref().map(|(_, time)| time);
-    if let Some(time) = time.filter(|time| Some(*time) != received.kept_time.as_ref()) {
-        let record = time.encode_to_vec();
-        if keep(&service.config.time_servers, record, "the time servers").await {
-            received.kept_time = Some(time.clone());
-        }
-    }
-    let confirmed = received.firewall.as_ref().map(|order| &order.confirmed);
-    if let Some(firewall) = confirmed.filter(|it| Some(*it) != received.kept_firewall.as_ref()) {
-        let record = firewall.to_message().encode_to_vec();
-        if keep(&service.config.firewall, record, "the firewall").await {
-            received.kept_firewall = Some(firewall.clone());
-        }
     }
 }
 
@@ -412,50 +223,19 @@ async fn rotated(service: &Service, new: &Arc<Authorities>) -> bool {
     true
 }
 
-/// Writes a file whose loss only costs a delay; returns whether the disk has it.
-pub(super) async fn keep(file: &File, content: Vec<u8>, what: &str) -> bool {
-    let saved = file.save(content).await;
-    if let Err(error) = &saved {
-        let error = error as &dyn std::error::Error;
-        warn!(error, "cannot store {what} for the next boot");
-    }
-    saved.is_ok()
-}
-
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
 
-    use proptest::prelude::*;
     use tokio::time::timeout;
 
     use super::*;
 
-    fn node(seed: u8, state: v1::NodeState) -> v1::NodeInfo {
-        let id = NodeId::from_public_key(&[seed; 32]).to_string();
-        v1::NodeInfo { id, state: state.into(), ..Default::default() }
-    }
-
-    #[test]
-    fn only_nodes_that_are_up_have_access() {
-        let mut received = Received::default();
-        let nodes = vec![node(1, v1::NodeState::Up), node(2, v1::NodeState::New)];
-        received.apply(v1::WatchEvent { nodes, ..Default::default() });
-        assert!(!received.current);
-        received.apply(v1::WatchEvent { current: true, ..Default::default() });
-        let before = AccessList { serials: Arc::new([vec![7]].into()), ..AccessList::default() };
-        let access_list = received.access_list(&before);
-        assert_eq!(access_list.nodes, Some([NodeId::from_public_key(&[1; 32])].into()));
-        assert_eq!(access_list.serials, before.serials, "without a new CRL the last one stays");
-        let gone = vec![node(1, v1::NodeState::Up).id];
-        received.apply(v1::WatchEvent { gone, ..Default::default() });
-        assert_eq!(received.access_list(&before).nodes, Some(BTreeSet::new()));
-    }
-
     #[test]
     fn the_health_of_nodes_goes_with_the_leader_that_reported_it() {
         let id = NodeId::from_public_key(&[1; 32]);
-        let mut healthy = node(1, v1::NodeState::Up);
+        let mut healthy = v1::NodeInfo { id: id.to_string(), ..Default::default() };
+        healthy.set_state(v1::NodeState::Up);
         healthy.set_health(v1::NodeHealth::Healthy);
         let before = Nodes::from([(id, healthy)]);
         let nodes = watch::Sender::new(Some(Arc::new(before)));
@@ -495,27 +275,6 @@ mod tests {
         assert!(begin.elapsed() >= RETRY / 2);
     }
 
-    #[tokio::test]
-    async fn the_time_servers_of_the_last_boot_count_until_the_leader_sends_others() {
-        let folder = tempfile::tempdir().unwrap();
-        let file = File::private(folder.path().join("time_servers.pb"));
-        let of = |host: &str| {
-            let server = v1::NtpServer { host: host.to_owned(), nts: true };
-            v1::TimeConfiguration { servers: vec![server] }
-        };
-        assert!(keep(&file, of("192.0.2.1").encode_to_vec(), "the time servers").await);
-        let known = watch::Sender::new(Vec::new());
-        take_up(&known, recall(&file, "the time servers").await);
-        assert_eq!(known.borrow()[0].host, "192.0.2.1");
-        take_up(&known, Some(of("192.0.2.2")));
-        assert_eq!(known.borrow()[0].host, "192.0.2.1", "the leader's stay");
-        let known = watch::Sender::new(Vec::new());
-        for unusable in [None, Some(of("a b")), Some(v1::TimeConfiguration::default())] {
-            take_up(&known, unusable);
-            assert_eq!(known.borrow().len(), 0);
-        }
-    }
-
     #[test]
     fn an_order_is_handed_on_once_and_only_if_it_is_valid() {
         let known = watch::Sender::new(None);
@@ -531,44 +290,5 @@ mod tests {
         assert_eq!(*seen.borrow_and_update(), Some(network::Order { number: 8, network }));
         ordered(&known, &order);
         assert!(!seen.has_changed().unwrap());
-    }
-
-    proptest! {
-        #[test]
-        fn arbitrary_events_do_no_harm(
-            ids in prop::collection::vec(".{0,50}", 0..20), gone in prop::collection::vec(".{0,50}", 0..20),
-            crl in prop::collection::vec(any::<u8>(), 0..200), current: bool, host in ".{0,50}",
-            name in ".{0,50}", public_key in prop::collection::vec(any::<u8>(), 0..40), role: i32,
-            signing in prop::collection::vec(any::<u8>(), 0..200),
-            tried in prop::option::of(prop::collection::vec(".{0,50}", 0..4)), tried_for_ms: u32,
-        ) {
-            let nodes = ids.into_iter().map(|id| v1::NodeInfo { id, ..Default::default() });
-            let mut received = Received::default();
-            let server = v1::NtpServer { host: host.clone(), nts: false };
-            let time = Some(v1::TimeConfiguration { servers: vec![server] });
-            let user = v1::User { name, role, public_key, revoked: false };
-            let users = Some(v1::Users { users: vec![user] });
-            let nodes = nodes.collect();
-            let authorities = Some(v1::Authorities { signing, ..Default::default() });
-            let target = v1::LogTarget { url: host.clone(), ca: String::new() };
-            let cluster_domain = host.clone();
-            let log = Some(v1::LogConfiguration { targets: vec![target], cluster_domain });
-            let named = |sources| v1::FirewallConfiguration { sources, ports: vec![host.clone()] };
-            let firewall = Some(v1::FirewallOrder {
-                confirmed: Some(named(Vec::new())),
-                tried: tried.map(named),
-                tried_for_ms,
-            });
-            received.apply(v1::WatchEvent {
-                nodes, gone, current, crl, time, users, authorities, firewall, log,
-            });
-            // Its text becomes the input of `nft`.
-            let order = received.firewall.iter().flat_map(|order| &order.confirmed.ports);
-            prop_assert!(order.map(ToString::to_string).all(|ports| ports == host));
-            prop_assert!(received.revoked.is_none() && received.authorities.is_none());
-            // A host is part of a line of chronyd's configuration.
-            let servers = received.time.iter().flat_map(|(servers, _)| servers);
-            prop_assert!(servers.into_iter().all(|server| !server.host.contains(char::is_whitespace)));
-        }
     }
 }

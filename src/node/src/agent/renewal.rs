@@ -116,19 +116,8 @@ async fn renew(service: &Service, own: &Credentials) -> Result<(), Error> {
 
 /// Whether `new` may take the place of the certificate in `own`.
 fn check(own: &Credentials, new: &[u8], now: SystemTime) -> Result<(), &'static str> {
-    let old = Facts::read(&own.certificate).ok_or("the old one cannot be read")?;
-    let facts = Facts::read(new).ok_or("it cannot be read")?;
-    if facts.public_key != old.public_key || facts.subject != old.subject {
-        return Err("it belongs to another node");
-    }
-    if facts.renewal_due(now) {
-        return Err("it is already due for renewal");
-    }
     let authorities = own.authorities.as_ref().ok_or("the CA is not known")?;
-    match authorities.signed(new) {
-        true => Ok(()),
-        false => Err("the cluster's CA has not signed it"),
-    }
+    authorities.check_renewed(&own.certificate, new, now)
 }
 
 #[cfg(test)]

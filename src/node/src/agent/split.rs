@@ -30,12 +30,14 @@ use polis_wire::rpc::Credentials;
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Why a node that was off for long stays cut off. A wrong clock looks the same, so the clocks
-/// come first: the next step after them gives up the data of the machine.
+/// come first. The last step gives up the data of the machine.
 const ENDED: &str = "by the clock of this node its certificate has ended, and curators \
                      reject it: compare the clocks of the nodes; where they are right, \
-                     the node was off for too long: an owner deletes it (`polisctl node delete \
-                     NODE --force`), and its machine is registered again with an empty disk \
-                     (`polisctl parameters register --wipes`)";
+                     the node was off for too long: reboot it, and it asks for a new certificate, \
+                     which an operator approves; if it was a consensus member and its etcd is \
+                     lost, an owner deletes it (`polisctl node delete NODE --force`), and its \
+                     machine is registered again with an empty disk (`polisctl parameters \
+                     register --wipes`)";
 
 /// Looks until cancelled.
 pub(super) async fn run(service: Service, ctx: Context) -> Result<(), Closed> {
@@ -178,7 +180,8 @@ mod tests {
         assert_eq!(words(Why::Silent, now), "no curator answers");
         assert_eq!(Why::Silent.words(None, later), "no curator answers");
         let said = words(Why::Silent, later);
-        assert!(said.find("compare the clocks").unwrap() < said.find("--wipes").unwrap(), "{said}");
+        let at = |text: &str| said.find(text).unwrap();
+        assert!(at("compare the clocks") < at("reboot it") && at("reboot it") < at("--wipes"));
         // A voter renews its own certificate once its etcd has a leader.
         assert!(words(Why::Leaderless, later).contains("no leader"));
     }

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! answer to a heartbeat --turn--> what is on the disk?
-//!    the new version runs --------> nothing: its reports say so
+//!    the new version runs --------> nothing: its reports say so, and name the image
 //!    it was tried in this turn, or the loader left it aside ---> [failed]
 //!    it waits for its try --------> [drain] -> [ready]
 //!    anything else ---------------> [fetch] -> [install] -> [drain] -> [ready]
@@ -115,6 +115,7 @@ pub(super) async fn report(service: &Service) -> v1::UpdateReport {
     v1::UpdateReport {
         boot_id: service.outputs.report.borrow().boot_id.clone(),
         version: config.version.clone(),
+        image: service.inputs.environment.image.clone(),
         trial: on_trial(&service.inputs.update.borrow()),
         ready: *service.inputs.ready.borrow(),
         variant: config.variant.clone(),

@@ -18,7 +18,7 @@ use tokio::time::timeout;
 use tracing::{info, warn};
 
 use super::Service;
-use super::node_watch::keep;
+use super::kept::keep;
 use polis_base::files::{self, File};
 use polis_runtime::event::{Closed, until};
 use polis_runtime::supervisor::{Context, blocking};

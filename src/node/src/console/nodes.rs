@@ -3,7 +3,7 @@
 //!
 //! The words of a fingerprint are slow on purpose, so the service makes them once for a
 //! node, on a thread of their own, and only for nodes that a person compares: those that
-//! wait for approval.
+//! wait for approval, to enter or to come back.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -131,10 +131,11 @@ type Words = BTreeMap<NodeId, (Fingerprint, String)>;
 
 /// Makes the words that are missing, and drops those that are not needed any more.
 async fn spell(received: &node_roles::Nodes, words: &mut Words) {
-    let asks = |node: &v1::NodeInfo| node.state() == v1::NodeState::New;
+    let asks = |node: &v1::NodeInfo| nonce(node).is_some();
     words.retain(|id, _| received.get(id).is_some_and(asks));
     for (id, node) in received.iter().filter(|(_, node)| asks(node)).take(WORDS_MAX) {
-        let fingerprint = Fingerprint::of_registration(&node.public_key, &node.nonce);
+        let nonce = nonce(node).unwrap_or_default();
+        let fingerprint = Fingerprint::of_registration(&node.public_key, nonce);
         let Some(fingerprint) = fingerprint else { continue };
         if words.get(id).is_some_and(|(of, _words)| *of == fingerprint) {
             continue;
@@ -144,6 +145,13 @@ async fn spell(received: &node_roles::Nodes, words: &mut Words) {
             words.insert(*id, (fingerprint, spelt));
         }
     }
+}
+
+/// The part of a fingerprint beside the key, of a node that waits for approval.
+fn nonce(node: &v1::NodeInfo) -> Option<&[u8]> {
+    let returns = node.returning.as_ref().filter(|returning| !returning.approved);
+    let nonce = returns.map(|returning| &*returning.nonce);
+    nonce.or_else(|| (node.state() == v1::NodeState::New).then_some(&*node.nonce))
 }
 
 fn fold(
@@ -165,6 +173,8 @@ fn fold(
                 v1::NodeState::Unspecified => NodeState::Unknown,
                 v1::NodeState::New => NodeState::New,
                 v1::NodeState::Standby => NodeState::Standby,
+                // It waits for the same approval by the same words.
+                v1::NodeState::Up if nonce(node).is_some() => NodeState::New,
                 v1::NodeState::Up => NodeState::Up,
                 v1::NodeState::Decommissioned => NodeState::Decommissioned,
             },
@@ -274,7 +284,7 @@ mod tests {
             consensus_member: Some(v1::node_roles::ConsensusMember {}),
             ..Default::default()
         });
-        let received = node_roles::Nodes::from([(id, info)]);
+        let received = node_roles::Nodes::from([(id, info.clone())]);
         spell(&received, &mut words).await;
         let shown = fold(&received, &words, Some(id), Some(id), &[]);
         assert!(words.is_empty());
@@ -282,6 +292,15 @@ mod tests {
         assert!(node.leader && node.own && node.words.is_none());
         assert_eq!((node.state, node.roles.join(",")), (NodeState::Up, "consensus member".into()));
         assert_eq!(shown.leader, Some(id.to_string()));
+
+        // It was off for so long that it asks for a new certificate.
+        info.returning = Some(v1::Returning { nonce: vec![3; 16], ..Default::default() });
+        let received = node_roles::Nodes::from([(id, info)]);
+        spell(&received, &mut words).await;
+        let shown = fold(&received, &words, None, None, &[]);
+        let of = Fingerprint::of_registration(&key, &[3; 16]).unwrap();
+        let node = &shown.nodes[0];
+        assert_eq!((node.state, node.words.clone()), (NodeState::New, Some(of.words())));
     }
 
     #[test]

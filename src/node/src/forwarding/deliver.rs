@@ -23,7 +23,7 @@ use polis_runtime::event::{Closed, until};
 use polis_runtime::logtree::ring::{self, Place, Ring, Stretch};
 use polis_runtime::supervisor::Policy;
 use polis_runtime::supervisor::restart::{History, Verdict};
-use polis_wire::parameters::{LogProtocol, LogTarget};
+use polis_wire::parameters::{LogProtocol, LogTarget, Proxy};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until};
 use tracing::{info, warn};
@@ -51,6 +51,8 @@ enum Error {
 /// A target, and what its delivery shares with the others.
 pub(super) struct Delivery {
     pub(super) target: LogTarget,
+    /// The proxy of the cluster.
+    pub(super) proxy: Option<Proxy>,
     /// The file of the public authorities.
     pub(super) bundle: PathBuf,
     pub(super) subject: watch::Receiver<Subject>,
@@ -62,7 +64,7 @@ pub(super) struct Delivery {
 /// The way to a target.
 enum Connection {
     Syslog(syslog::Connection),
-    Otlp(otlp::Connection),
+    Otlp(Box<otlp::Connection>),
 }
 
 impl Connection {
@@ -141,12 +143,15 @@ impl Delivery {
     async fn session(&mut self, session: &mut Session) -> Result<Infallible, Error> {
         let mut place = self.cursor();
         let mut stretch = self.next(place).await?;
-        let mut connection = match self.target.protocol {
+        let (target, bundle) = (&self.target, &self.bundle);
+        let server = target.server(self.proxy.as_ref());
+        let mut connection = match target.protocol {
             LogProtocol::Syslog => {
-                Connection::Syslog(syslog::Connection::open(&self.target, &self.bundle).await?)
+                Connection::Syslog(syslog::Connection::open(target, &server, bundle).await?)
             }
             LogProtocol::Otlp => {
-                Connection::Otlp(otlp::Connection::open(&self.target, &self.bundle).await?)
+                let connection = otlp::Connection::open(target, server, bundle).await?;
+                Connection::Otlp(Box::new(connection))
             }
         };
         loop {
@@ -309,6 +314,7 @@ mod tests {
         let (url, status) = (target.url(), watch::Sender::<Status>::default());
         let delivery = Delivery {
             target,
+            proxy: None,
             bundle: PathBuf::from("/nonexistent"),
             subject: watch::Sender::new(Subject::default()).subscribe(),
             ring: watch::Sender::new(ring::Status::default()).subscribe(),

@@ -24,7 +24,7 @@ use polis_proto::otlp::{
 };
 use polis_runtime::logtree::ring::Recorder;
 use polis_runtime::logtree::{Body, Origin};
-use polis_wire::outside;
+use polis_wire::outside::{self, Server};
 use polis_wire::parameters::LogTarget;
 use prost::Message as _;
 use tokio::time::timeout;
@@ -58,6 +58,7 @@ pub(super) enum Error {
 /// A collector, and the connection to it while one is open.
 pub(super) struct Connection {
     target: LogTarget,
+    server: Server,
     bundle: PathBuf,
     open: Option<Open>,
 }
@@ -77,11 +78,15 @@ enum Answer {
 }
 
 impl Connection {
-    /// Connects to a target.
-    pub(super) async fn open(target: &LogTarget, bundle: &Path) -> Result<Self, Error> {
+    /// Connects to a target at this server.
+    pub(super) async fn open(
+        target: &LogTarget,
+        server: Server,
+        bundle: &Path,
+    ) -> Result<Self, Error> {
         let (target, bundle) = (target.clone(), bundle.to_owned());
-        let open = Some(open(&target, &bundle).await?);
-        Ok(Self { target, bundle, open })
+        let open = Some(open(&target, &server, &bundle).await?);
+        Ok(Self { target, server, bundle, open })
     }
 
     /// Sends lines; returns how many of them the collector rejected. Lines that it cannot read
@@ -108,7 +113,7 @@ impl Connection {
         // Taken out: an exchange that is dropped leaves no connection in the middle of it.
         let mut open = match self.open.take() {
             Some(open) => open,
-            None => open(&self.target, &self.bundle).await?,
+            None => open(&self.target, &self.server, &self.bundle).await?,
         };
         let exchange = exchange(&mut open, &self.target, body);
         let silent = |_elapsed| Error::Silent { url: url.clone() };
@@ -130,8 +135,8 @@ impl Connection {
     }
 }
 
-async fn open(target: &LogTarget, bundle: &Path) -> Result<Open, Error> {
-    let tls = outside::connect(&target.server(), bundle, &[b"http/1.1"]).await?;
+async fn open(target: &LogTarget, server: &Server, bundle: &Path) -> Result<Open, Error> {
+    let tls = outside::connect(server, bundle, &[b"http/1.1"]).await?;
     let http = |error: hyper::Error| Error::Http { url: target.url(), source: error.into() };
     let (sender, connection) = handshake(TokioIo::new(tls)).await.map_err(http)?;
     Ok(Open { sender, driver: connection.boxed() })

@@ -2,9 +2,9 @@
 //! the cursors.
 //!
 //! ```text
-//! [waiting: data partition] --> [deliveries of all targets] --other targets--+
-//!                                        ^                                    |
-//!                                        +------------------------------------+
+//! [waiting: data partition] --> [deliveries of all targets] --other targets, another proxy--+
+//!                                        ^                                                   |
+//!                                        +---------------------------------------------------+
 //! ```
 
 use std::path::PathBuf;
@@ -20,7 +20,7 @@ use polis_runtime::event::{Closed, until};
 use polis_runtime::logtree::ring;
 use polis_runtime::supervisor::Context;
 use polis_wire::node_roles::Nodes;
-use polis_wire::parameters::LogTarget;
+use polis_wire::parameters::{LogTarget, Proxy};
 use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval};
 use tracing::warn;
@@ -66,6 +66,8 @@ pub struct Inputs {
     pub ring: watch::Receiver<ring::Status>,
     /// Where it goes; `None` before it is known.
     pub order: watch::Receiver<Option<Order>>,
+    /// The proxy of the cluster; `None` without one, and before it is known.
+    pub proxy: watch::Receiver<Option<Proxy>>,
     /// This node in its cluster.
     pub cluster: watch::Receiver<cluster::Status>,
     /// Every node; `None` before the first message of a leader.
@@ -127,9 +129,11 @@ impl Service {
             if let Some(order) = &order {
                 self.show(order, keeper);
             }
+            let proxy = self.inputs.proxy.borrow_and_update().clone();
             let deliveries = order.into_iter().flat_map(|order| order.targets).map(|target| {
                 let delivery = Delivery {
                     target,
+                    proxy: proxy.clone(),
                     bundle: self.config.bundle.clone(),
                     subject: subject.subscribe(),
                     ring: self.inputs.ring.clone(),
@@ -154,6 +158,10 @@ impl Service {
                     // Cancel-safe: they wait for event values.
                     changed = self.inputs.order.changed() => {
                         changed.map_err(|_closed| Closed("the targets of logs"))?;
+                        break;
+                    }
+                    changed = self.inputs.proxy.changed() => {
+                        changed.map_err(|_closed| Closed("the proxy"))?;
                         break;
                     }
                     changed = self.inputs.cluster.changed() => (changed, "the cluster"),

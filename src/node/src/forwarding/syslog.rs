@@ -12,7 +12,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use polis_base::sys::socket;
-use polis_wire::outside;
+use polis_wire::outside::{self, Server};
 use polis_wire::parameters::LogTarget;
 use tokio::io::{AsyncRead as _, AsyncWriteExt as _, ReadBuf};
 use tokio::net::TcpStream;
@@ -46,9 +46,13 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    /// Connects to a target.
-    pub(super) async fn open(target: &LogTarget, bundle: &Path) -> Result<Self, Error> {
-        let stream = Box::new(outside::connect(&target.server(), bundle, &[]).await?);
+    /// Connects to a target at this server.
+    pub(super) async fn open(
+        target: &LogTarget,
+        server: &Server,
+        bundle: &Path,
+    ) -> Result<Self, Error> {
+        let stream = Box::new(outside::connect(server, bundle, &[]).await?);
         Ok(Self { url: target.url(), stream })
     }
 

@@ -253,6 +253,7 @@ fn deliver(target: LogTarget, boot: &Boot, cursors: Cursors) -> Running {
     let url = target.url();
     let delivery = Delivery {
         target,
+        proxy: None,
         bundle: PathBuf::from("/nonexistent"),
         subject: watch::Sender::new(subject).subscribe(),
         ring: boot.status.clone(),

@@ -18,12 +18,14 @@ use polis_base::cause;
 use polis_base::files::{self, Dir};
 use polis_base::sys::clock;
 use polis_control::consensus::snapshots::Taken;
+use polis_control::curator::configuration;
 use polis_control::curator::leader::Term;
 use polis_control::{consensus, curator};
 use polis_proto::v1;
 use polis_runtime::event::Closed;
 use polis_runtime::supervisor::restart::{History, Verdict};
 use polis_runtime::supervisor::{Context, Policy};
+use polis_wire::endpoint::Endpoint;
 use polis_wire::parameters;
 use polis_wire::s3::Client;
 use tokio::sync::watch;
@@ -83,6 +85,7 @@ pub struct Service {
 struct Order {
     term: Term,
     target: v1::SnapshotConfiguration,
+    proxy: Option<Endpoint>,
     cluster: u64,
 }
 
@@ -139,9 +142,15 @@ impl Service {
     /// The present task.
     fn order(&self) -> Option<Order> {
         let term = self.inputs.curator.borrow().leadership.term.clone()?;
-        let target = self.inputs.directory.borrow().configuration().snapshots.clone()?;
+        let (target, proxy) = {
+            let directory = self.inputs.directory.borrow();
+            let known = directory.configuration();
+            let target = known.snapshots.clone()?;
+            let proxy = through(&target, &configuration::proxy(known));
+            (target, proxy)
+        };
         let cluster = self.inputs.consensus.borrow().cluster?;
-        Some(Order { term, target, cluster })
+        Some(Order { term, target, proxy, cluster })
     }
 
     /// The newest snapshot of this node that counts.
@@ -206,8 +215,10 @@ impl Service {
             // The copy of the records follows in a moment.
             return Ok(());
         };
+        let mut bucket = target.bucket.clone();
+        bucket.server.proxy.clone_from(&order.proxy);
         let client = Client {
-            bucket: target.bucket.clone(),
+            bucket,
             credentials: target.credentials.clone(),
             bundle: self.config.bundle.clone(),
             clock: clock::now,
@@ -286,6 +297,14 @@ impl Inputs {
     }
 }
 
+/// The proxy on the way to the target, if there is one.
+fn through(target: &v1::SnapshotConfiguration, proxy: &v1::ProxyConfiguration) -> Option<Endpoint> {
+    // The leader has checked both.
+    let bucket = parameters::snapshot_target(target, "snapshots").ok().flatten()?;
+    let proxy = parameters::proxy(proxy, "proxy").ok().flatten()?;
+    proxy.leading_to(&bucket.server.endpoint.host).cloned()
+}
+
 /// The pause before the next attempt.
 fn pause(backoff: &mut History) -> Duration {
     let random = f64::from(rand::random::<u16>()) / f64::from(u16::MAX);
@@ -317,6 +336,25 @@ mod tests {
         service.wait_for_next();
         let shown = service.status.borrow().delivery.clone();
         shown.unwrap().waits_for
+    }
+
+    #[test]
+    fn a_store_outside_of_the_cluster_is_reached_through_its_proxy() {
+        let target = v1::SnapshotConfiguration {
+            url: "s3+https://s3.example/bucket".to_owned(),
+            ..Default::default()
+        };
+        let proxy = |direct: &[&str]| v1::ProxyConfiguration {
+            url: "http://proxy.example:3128".to_owned(),
+            direct: direct.iter().map(|&entry| entry.to_owned()).collect(),
+            ..Default::default()
+        };
+        let through = |proxy: v1::ProxyConfiguration| {
+            through(&target, &proxy).map(|endpoint| endpoint.to_string())
+        };
+        assert_eq!(through(proxy(&[])).as_deref(), Some("proxy.example:3128"));
+        assert_eq!(through(proxy(&["example"])), None);
+        assert_eq!(through(v1::ProxyConfiguration::default()), None);
     }
 
     #[test]

@@ -28,7 +28,7 @@ const AGAIN: Duration = Duration::from_millis(if cfg!(test) { 1 } else { 500 });
 const CALLS_MAX: usize = 32;
 
 /// How long nodes may take to apply it and to answer through it: half of the trial.
-const ANSWER: Duration = Duration::from_millis(if cfg!(test) { 100 } else { 60_000 });
+const ANSWER: Duration = Duration::from_millis(if cfg!(test) { 1_000 } else { 60_000 });
 
 /// The options of the firewall.
 #[derive(Debug, Default, clap::Args)]

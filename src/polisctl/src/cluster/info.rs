@@ -3,12 +3,13 @@
 use polis_proto::v1;
 use serde::Serialize;
 
-use super::{attestation, kubernetes_names, logs, snapshots};
+use super::{attestation, kubernetes_names, logs, proxy, snapshots};
 use crate::error::Error;
 use crate::output::{Document, fields, or_dash};
 use crate::parameters;
 use crate::text::word;
 use polis_wire::identity::Fingerprint;
+use polis_wire::pod_network::Networks;
 
 /// The domain of the cluster.
 pub(crate) fn domain(info: &v1::GetClusterInfoResponse) -> String {
@@ -30,10 +31,17 @@ pub(super) struct Info {
     storage_security_policy: String,
     cold_start: String,
     time_servers: Vec<String>,
+    /// Fixed when the cluster was founded.
+    pod_network: String,
+    service_network: String,
     /// Where every node sends its log.
     log_targets: Vec<String>,
     /// Under which names clients reach Kubernetes.
     kubernetes_names: Vec<String>,
+    /// The HTTP proxy to servers outside of the cluster; empty: none.
+    proxy: String,
+    /// What is reached without it, beside the cluster itself.
+    no_proxy: Vec<String>,
     /// Where the leader sends snapshots of etcd; empty: nowhere.
     snapshot_target: String,
     /// The proofs that the TPM of a machine has to give; `null`: nothing.
@@ -79,9 +87,12 @@ impl Info {
             ("TPM", parameters::show::or_default(&view.tpm_mode, "best-effort")),
             ("cold start", parameters::show::or_default(&view.cold_start, "automatic")),
             ("time", parameters::show::time_servers(&view.time_servers)),
+            ("pods", view.pod_network.clone()),
+            ("Services", view.service_network.clone()),
             ("logs go to", or_dash(&view.log_targets.join("\n"))),
             ("snapshots", or_dash(&view.snapshot_target)),
             ("Kubernetes", or_dash(&view.kubernetes_names.join("\n"))),
+            ("proxy", view.proxy()),
             ("TPM policy", or_dash(&policy.unwrap_or_default())),
             ("firewall", view.firewall()),
             ("directory", or_dash(&directory.collect::<Vec<_>>().join("\n"))),
@@ -95,6 +106,12 @@ impl Info {
         let time_servers =
             servers.map(|server| parameters::show::time_server(&server.host, server.nts)).collect();
         let firewall = configuration.firewall.clone().unwrap_or_default();
+        let (proxy, no_proxy) = proxy::shown(&configuration);
+        let networks = Networks::default().to_message();
+        let or = |named: &str, default: &str| match named {
+            "" => default.to_owned(),
+            named => named.to_owned(),
+        };
         let ca = Fingerprint::of_certificate(&info.ca_certificate);
         let directory = info.cluster_directory.clone().unwrap_or_default().nodes.into_iter();
         Self {
@@ -114,8 +131,12 @@ impl Info {
             .to_owned(),
             cold_start: word(configuration.cold_start().as_str_name(), "COLD_START_"),
             time_servers,
+            pod_network: or(&configuration.pod_network, &networks.pod_network),
+            service_network: or(&configuration.service_network, &networks.service_network),
             log_targets: logs::shown(&configuration),
             kubernetes_names: kubernetes_names::shown(&configuration),
+            proxy,
+            no_proxy,
             snapshot_target: snapshots::shown(&configuration),
             attestation_policy: attestation::View::of(&configuration),
             firewall_sources: firewall.sources,
@@ -125,6 +146,15 @@ impl Info {
             directory: directory
                 .map(|node| Entry { id: node.id, addresses: node.addresses })
                 .collect(),
+        }
+    }
+
+    /// The way to servers outside of the cluster.
+    fn proxy(&self) -> String {
+        match (&*self.proxy, &self.no_proxy[..]) {
+            ("", _) => "-".to_owned(),
+            (proxy, []) => proxy.to_owned(),
+            (proxy, direct) => format!("{proxy}, but not for {}", direct.join(", ")),
         }
     }
 

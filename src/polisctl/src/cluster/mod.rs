@@ -5,8 +5,10 @@ mod firewall;
 pub(super) mod info;
 mod kubernetes_names;
 mod logs;
+mod proxy;
 mod registry;
 mod rotate;
+mod settings;
 mod snapshots;
 mod status;
 pub(super) mod ticket;
@@ -58,12 +60,12 @@ pub(super) enum Command {
     },
     /// Change the configuration of all nodes of the cluster.
     ///
-    /// Fields without an option keep their value. Every node asks new time servers and sends its
-    /// log to new targets at once, a controller has a certificate for new names of Kubernetes
-    /// within seconds, and a new attestation policy holds at once for the machines that enter.
-    /// A member of etcd applies the other changes when it joins next: a share of its disk's key
-    /// that must no longer be stored opens the disk for one more boot. Other nodes and every data
-    /// partition keep the configuration that they committed with.
+    /// Fields without an option keep their value. Every node asks new time servers, sends its log
+    /// to new targets and uses another proxy at once, a controller has a certificate for new names
+    /// of Kubernetes within seconds, and a new attestation policy holds at once for the machines
+    /// that enter. A member of etcd applies the other changes when it joins next: a share of its
+    /// disk's key that must no longer be stored opens the disk for one more boot. Other nodes and
+    /// every data partition keep the configuration that they committed with.
     ///
     /// Another firewall is tried first: this command calls every healthy node through it, and
     /// confirms it. If that fails, every node returns to the former one within two minutes.
@@ -77,12 +79,24 @@ pub(super) enum Command {
         #[command(flatten)]
         kubernetes: kubernetes_names::Names,
         #[command(flatten)]
+        proxy: proxy::Proxy,
+        #[command(flatten)]
         attestation: attestation::Policy,
         #[command(flatten)]
         firewall: firewall::Wish,
         #[command(flatten)]
         dry_run: DryRun,
     },
+    /// Print the settings of the cluster as one file, or write them to a file.
+    ///
+    /// The file has what `cluster configure` and `cluster registry set` set, and no secrets:
+    /// `unchanged` stands in place of each. `cluster apply` reads it.
+    Export(settings::Export),
+    /// Change the settings of the cluster to those of a file that `cluster export` has written.
+    ///
+    /// Prints what differs, asks, and sends that alone. A setting that the file does not name
+    /// stays as it is; a list in the file replaces the whole list of the cluster.
+    Apply(settings::Apply),
     /// Give every node another system from an update bundle, one after the other.
     ///
     /// Nodes that do not vote come first, then the voters, the leader of the cluster last.
@@ -135,13 +149,16 @@ pub(super) async fn run(command: Command, global: &Global) -> Result<(), Error> 
             logs,
             snapshots,
             kubernetes,
+            proxy,
             attestation,
             firewall,
             dry_run,
         } => {
-            let wish = Wish { rules, logs, snapshots, kubernetes, attestation, firewall };
+            let wish = Wish { rules, logs, snapshots, kubernetes, proxy, attestation, firewall };
             Box::pin(configure(&wish, dry_run, global)).await
         }
+        Command::Export(arguments) => Box::pin(settings::export(&arguments, global)).await,
+        Command::Apply(arguments) => Box::pin(settings::apply(&arguments, global)).await,
         Command::Update(arguments) => Box::pin(update::run(arguments, global)).await,
         Command::RotateCa(arguments) => Box::pin(rotate::run(arguments, global)).await,
         Command::Wait { nodes } => wait::run(global, nodes).await,
@@ -182,41 +199,44 @@ struct Wish {
     logs: logs::Targets,
     snapshots: snapshots::Target,
     kubernetes: kubernetes_names::Names,
+    proxy: proxy::Proxy,
     attestation: attestation::Policy,
     firewall: firewall::Wish,
 }
 
 impl Wish {
     fn is_empty(&self) -> bool {
-        let Self { rules, logs, snapshots, kubernetes, attestation, firewall } = self;
+        let Self { rules, logs, snapshots, kubernetes, proxy, attestation, firewall } = self;
         let places = logs.is_empty() && snapshots.is_empty() && kubernetes.is_empty();
-        rules.is_empty() && places && attestation.is_empty() && firewall.is_empty()
+        let guards = attestation.is_empty() && firewall.is_empty();
+        rules.is_empty() && places && proxy.is_empty() && guards
     }
 
     /// The given options.
     fn options(&self) -> String {
-        let Self { rules, logs, snapshots, kubernetes, attestation, firewall } = self;
+        let Self { rules, logs, snapshots, kubernetes, proxy, attestation, firewall } = self;
         let options = [rules.options()].into_iter().chain(logs.options());
         let options = options.chain(snapshots.options()).chain(kubernetes.options());
-        let options = options.chain(attestation.options());
+        let options = options.chain(proxy.options()).chain(attestation.options());
         let options = options.chain(firewall.options()).filter(|option| !option.is_empty());
         options.collect::<Vec<_>>().join(" ")
     }
 }
 
 async fn configure(wish: &Wish, dry_run: DryRun, global: &Global) -> Result<(), Error> {
-    let Wish { rules, logs, snapshots, kubernetes, attestation, firewall } = wish;
+    let Wish { rules, logs, snapshots, kubernetes, proxy, attestation, firewall } = wish;
     if wish.is_empty() {
         return Err(Error::usage(
             "name what to change: --tpm, --storage, --cold-start, --time-server, \
              --no-time-servers, --log-target, --no-log-targets, --snapshot-target, \
              --snapshot-credentials, --no-snapshot-target, --kubernetes-name, \
-             --no-kubernetes-names, --attestation-image, --attestation-maker, --no-attestation, \
-             --firewall-source, --firewall-any-source, --firewall-port, --no-firewall-ports",
+             --no-kubernetes-names, --proxy, --without-proxy, --attestation-image, \
+             --attestation-maker, --no-attestation, --firewall-source, --firewall-any-source, \
+             --firewall-port, --no-firewall-ports",
         ));
     }
     let (log, target, key) = (logs.named()?, snapshots.named()?, snapshots.credentials()?);
-    let (names, policy) = (kubernetes.named()?, attestation.named()?);
+    let (names, proxy, policy) = (kubernetes.named()?, proxy.named()?, attestation.named()?);
     let mut effect = format!("The settings of all nodes change: {}.", wish.options());
     if !attestation.is_empty() {
         effect.push_str(
@@ -233,6 +253,7 @@ async fn configure(wish: &Wish, dry_run: DryRun, global: &Global) -> Result<(), 
         log,
         snapshots: target,
         kubernetes: names,
+        proxy,
         attestation: policy,
         firewall: wish,
         ..rules.named()
@@ -241,14 +262,21 @@ async fn configure(wish: &Wish, dry_run: DryRun, global: &Global) -> Result<(), 
         configuration: Some(configuration),
         snapshot_credentials: key,
     };
-    let answer = session
-        .call("configure the cluster", Repeat::Allowed, |channel| {
-            let request = request.clone();
-            async move { ManagementClient::new(channel).configure_cluster(request).await }
-        })
-        .await?;
+    let configured = send(&request, &session).await?;
     if !firewall.is_empty() {
-        firewall::confirm(&answer.configuration.unwrap_or_default(), &session, global).await?;
+        firewall::confirm(&configured, &session, global).await?;
     }
     global.out.print(&Info::document(&session.cluster_info().await?)?)
+}
+
+/// Sends a change of the configuration; returns the configuration after it.
+async fn send(
+    request: &v1::ConfigureClusterRequest,
+    session: &Session,
+) -> Result<v1::ClusterConfiguration, Error> {
+    let answer = session.call("configure the cluster", Repeat::Allowed, |channel| {
+        let request = request.clone();
+        async move { ManagementClient::new(channel).configure_cluster(request).await }
+    });
+    Ok(answer.await?.configuration.unwrap_or_default())
 }

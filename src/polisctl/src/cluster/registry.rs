@@ -137,12 +137,7 @@ pub(super) async fn run(command: Registry, global: &Global) -> Result<(), Error>
                 return Ok(());
             }
             let session = Session::open(global).await?;
-            session
-                .call("delete the registry", Repeat::Allowed, |channel| {
-                    let request = v1::DeleteRegistryRequest { host: host.clone() };
-                    async move { ManagementClient::new(channel).delete_registry(request).await }
-                })
-                .await?;
+            remove(&host, &session).await?;
             let value = serde_json::json!({ "deleted": host });
             global.out.print(&Document::new(&value, format!("{host} has no entry any more"))?)
         }
@@ -154,14 +149,38 @@ async fn list(watch: Watch, global: &Global) -> Result<(), Error> {
     if watch.is_on() {
         session.go_on();
     }
-    let read = async || {
-        let answer = session.call("list the registries", Repeat::Allowed, |channel| async move {
-            let request = v1::ListRegistriesRequest {};
-            ManagementClient::new(channel).list_registries(request).await
-        });
-        document(&answer.await?.registries)
-    };
+    let read = async || document(&listed(&session).await?);
     watch.run(global, read).await
+}
+
+/// The registries that have an entry, without their passwords.
+pub(super) async fn listed(session: &Session) -> Result<Vec<v1::Registry>, Error> {
+    let answer = session.call("list the registries", Repeat::Allowed, |channel| async move {
+        let request = v1::ListRegistriesRequest {};
+        ManagementClient::new(channel).list_registries(request).await
+    });
+    Ok(answer.await?.registries)
+}
+
+/// Sets the entry of a registry; returns it as it is stored.
+pub(super) async fn put(
+    registry: &v1::Registry,
+    session: &Session,
+) -> Result<Option<v1::Registry>, Error> {
+    let answer = session.call("set the registry", Repeat::Allowed, |channel| {
+        let request = v1::SetRegistryRequest { registry: Some(registry.clone()) };
+        async move { ManagementClient::new(channel).set_registry(request).await }
+    });
+    Ok(answer.await?.registry)
+}
+
+/// Deletes the entry of a registry.
+pub(super) async fn remove(host: &str, session: &Session) -> Result<(), Error> {
+    let answer = session.call("delete the registry", Repeat::Allowed, |channel| {
+        let request = v1::DeleteRegistryRequest { host: host.to_owned() };
+        async move { ManagementClient::new(channel).delete_registry(request).await }
+    });
+    answer.await.map(drop)
 }
 
 async fn set(registry: v1::Registry, dry_run: DryRun, global: &Global) -> Result<(), Error> {
@@ -173,11 +192,7 @@ async fn set(registry: v1::Registry, dry_run: DryRun, global: &Global) -> Result
         return Ok(());
     }
     let session = Session::open(global).await?;
-    let answer = session.call("set the registry", Repeat::Allowed, |channel| {
-        let request = v1::SetRegistryRequest { registry: Some(registry.clone()) };
-        async move { ManagementClient::new(channel).set_registry(request).await }
-    });
-    let stored: Vec<_> = answer.await?.registry.into_iter().collect();
+    let stored: Vec<_> = put(&registry, &session).await?.into_iter().collect();
     global.out.print(&document(&stored)?)
 }
 

@@ -98,7 +98,8 @@ impl Status {
 
     /// The advice for nodes whose heartbeat is overdue.
     fn overdue(&self) -> Option<String> {
-        let is_meant = |node: &&View| node.is_late() && node.return_of_former_voter().is_none();
+        let waits = |node: &View| node.return_of_former_voter().is_some() || node.asks_to_return();
+        let is_meant = |node: &&View| node.is_late() && !waits(node);
         let late = self.nodes.iter().filter(is_meant);
         let commands: Vec<_> =
             late.map(|node| format!("`polisctl node delete {} --force`", node.id())).collect();
@@ -116,7 +117,7 @@ impl Status {
 
     /// The nodes that wait for approval, with the command.
     fn waiting(&self) -> Option<String> {
-        let new = self.nodes.iter().filter(|node| node.is_new());
+        let new = self.nodes.iter().filter(|node| node.waits_for_approval());
         let lines: Vec<_> =
             new.map(|node| format!("`polisctl node approve {}`", node.id())).collect();
         (!lines.is_empty()).then(|| lines.join("\n"))
@@ -189,7 +190,7 @@ impl Status {
         let update = self.update.as_ref().and_then(update::View::line);
         lines.extend(update.map(|line| ("update", line)));
         lines.extend(self.kubernetes().map(|state| ("Kubernetes", state)));
-        lines.extend(self.etcd.remedy().map(|advice| ("other data", advice.to_owned())));
+        lines.extend(self.etcd.remedy().map(|(about, advice)| (about, advice.to_owned())));
         lines.extend(self.overdue().map(|advice| ("overdue", advice)));
         lines.extend(self.former().map(|advice| ("former voter", advice)));
         lines.extend(self.waiting().map(|advice| ("waiting", advice)));

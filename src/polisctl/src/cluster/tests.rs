@@ -121,6 +121,19 @@ fn disks_that_are_lacking_are_named_and_the_cluster_is_healthy_all_the_same() {
 }
 
 #[test]
+fn a_full_database_is_a_problem_with_the_next_step() {
+    use v1::{NodeHealth::*, NodeState::*};
+    let nodes = [node(1, Up, Healthy), node(2, Up, Healthy)];
+    let consensus = v1::ConsensusStatus { alarms: vec!["NOSPACE".to_owned()], ..consensus() };
+    let status = Status::of(&info(), &nodes, &consensus);
+    assert!(status.problems.iter().any(|it| it == "etcd raises NOSPACE"), "{:?}", status.problems);
+    let text = status.document().unwrap().render(crate::output::Format::Table).unwrap();
+    assert!(text.contains("\nfull etcd "), "{text}");
+    assert!(text.contains("the members make room within minutes"), "{text}");
+    assert!(text.contains("docs/consensus.md"), "{text}");
+}
+
+#[test]
 fn different_data_of_members_is_a_problem_with_the_next_step() {
     use v1::{NodeHealth::*, NodeState::*};
     let alarms = vec!["NOSPACE".to_owned(), "CORRUPT".to_owned()];
@@ -148,9 +161,12 @@ fn info_says_how_to_find_and_to_trust_the_cluster() {
     TPM         best-effort
     cold start  automatic, by default
     time        none: the voters agree on a time of their own
+    pods        10.192.0.0/11
+    Services    10.224.0.0/16
     logs go to  -
     snapshots   -
     Kubernetes  -
+    proxy       -
     TPM policy  -
     firewall    callers have any address
     directory   polis-01 at 192.0.2.1
@@ -176,12 +192,16 @@ fn info_says_how_to_find_and_to_trust_the_cluster() {
       "kubernetes_names": [],
       "leader": "polis-01",
       "log_targets": [],
+      "no_proxy": [],
       "nodes": {
         "decommissioned": 0,
         "new": 1,
         "standby": 0,
         "up": 2
       },
+      "pod_network": "10.192.0.0/11",
+      "proxy": "",
+      "service_network": "10.224.0.0/16",
       "snapshot_target": "",
       "storage_security_policy": "unspecified",
       "time_servers": [],
@@ -360,6 +380,24 @@ fn a_voter_of_the_cluster_before_a_snapshot_is_not_said_to_continue_by_itself() 
     ] {
         assert!(text.contains(wanted), "{wanted}: {text}");
     }
+}
+
+#[test]
+fn a_node_that_asks_for_a_new_certificate_waits_for_approval_and_is_not_given_up() {
+    use crate::output::Format;
+    use v1::{NodeHealth::*, NodeState::*};
+    let printed = |returning| {
+        let second = v1::NodeInfo { returning, ..node(2, Up, Late) };
+        let status = Status::of(&info(), &[node(1, Up, Healthy), second], &consensus());
+        status.document().unwrap().render(Format::Table).unwrap()
+    };
+    let approve = format!("`polisctl node approve {}`", id(2));
+    let late = printed(None);
+    assert!(late.contains("its machine is lost") && !late.contains(&approve), "{late}");
+    let asks = printed(Some(v1::Returning::default()));
+    assert!(!asks.contains("its machine is lost") && asks.contains(&approve), "{asks}");
+    let approved = printed(Some(v1::Returning { approved: true, ..Default::default() }));
+    assert!(!approved.contains(&approve), "{approved}");
 }
 
 #[test]

@@ -334,6 +334,10 @@ mod tests {
         let board = Board { cards, ..Board::default() };
         let headline = "1 node, 1 to look at: web-1".to_owned();
         assert_eq!(board.headline(), (Mark::Attention, headline));
+        let late = node("web-1", v1::NodeState::Up, v1::NodeHealth::Late);
+        assert_eq!(Card::of(&late, None, None).mark, Mark::Bad);
+        let asks = v1::NodeInfo { returning: Some(v1::Returning::default()), ..late };
+        assert_eq!(Card::of(&asks, None, None).mark, Mark::Attention);
         let former = v1::NodeInfo { former_voter: true, ..new };
         assert_eq!(Card::of(&former, None, Some(Ok(healthy()))).mark, Mark::Bad);
     }

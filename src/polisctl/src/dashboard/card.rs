@@ -73,6 +73,12 @@ impl Card {
             notes.push(format!(
                 "it was a voter before the cluster was restored from a snapshot; {advice}"
             ));
+        } else if View::of(node).asks_to_return() {
+            mark = Mark::Attention;
+            notes.push(format!(
+                "asks for a new certificate, since it was off for long: `polisctl node approve {}`",
+                node.id
+            ));
         } else if node.state() == v1::NodeState::Up && node.health() == v1::NodeHealth::Late {
             mark = Mark::Bad;
             notes.push(format!(

@@ -62,7 +62,7 @@ const CONTROLLER: Branch = Branch {
         // No other part waits for it.
         "mesh",
     ],
-    helpers: &["tokens"],
+    helpers: &["tokens", "audit"],
 };
 
 const WORKER: Branch = Branch {
@@ -475,7 +475,7 @@ mod tests {
         let [mesh, roles] = started("workload/src/service.rs");
         assert!(mesh.contains("mesh") && roles.contains("worker") && roles.contains("controller"));
         assert!(started("workload/src/runtime/service.rs")[1].contains("containerd"));
-        let root = &started("node/src/root.rs")[1];
+        let root = &started("node/src/root/mod.rs")[1];
         for others in [CONTROLLER.others, WORKER.others] {
             for other in others {
                 let words: Vec<&str> = other.split('.').collect();

@@ -9,7 +9,7 @@ use polis_proto::v1;
 use sha2::{Digest as _, Sha256};
 use tonic::Status;
 
-use super::{Cluster, NODE, PERSON, SNAPSHOT, crowd, kubernetes};
+use super::{Cluster, NODE, PERSON, SNAPSHOT, Takes, crowd, kubernetes};
 use crate::contexts::{self, Contexts};
 use crate::testing::World;
 use polis_wire::attestation::software::Software;
@@ -85,6 +85,16 @@ impl Cluster {
     /// From now on its record has this proof of its TPM.
     pub(crate) fn has_proved(&self, proof: v1::TpmAttestation) {
         self.tpm.lock().unwrap().recorded = Some(proof);
+    }
+
+    /// From now on it asks for a new certificate, with this proof of its TPM.
+    pub(crate) fn asks_for_a_certificate(&self, proof: v1::TpmAttestation) {
+        self.tpm.lock().unwrap().returning = Some(proof);
+    }
+
+    /// From now on its leader takes changes of the configuration in this way.
+    pub(crate) fn takes(&self, takes: Takes) {
+        self.settings.lock().unwrap().takes = takes;
     }
 
     /// From now on there are nodes beside it, none of which answers, and users with the

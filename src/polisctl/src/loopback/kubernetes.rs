@@ -20,8 +20,6 @@ pub(super) struct Kubernetes {
     pub(super) works: Arc<AtomicBool>,
     /// The messages of a drain of the worker.
     pub(super) drain: Arc<Mutex<Vec<Result<v1::DrainProgress, Status>>>>,
-    /// Its names in the configuration of the cluster.
-    pub(super) names: Arc<Mutex<Vec<String>>>,
     /// Whether the node is a worker too, and its kubelet in a crash loop.
     pub(super) loops: Arc<AtomicBool>,
 }

@@ -37,16 +37,12 @@ impl Management for Served {
         let known = request.into_inner().crl_digest;
         let crl = self.crl.lock().unwrap().clone();
         let other = Crl::read(&crl).filter(|crl| crl.digest() != known);
-        let names = self.kubernetes.names.lock().unwrap().clone();
-        let named = (!names.is_empty()).then(|| v1::ClusterConfiguration {
-            kubernetes: Some(v1::KubernetesConfiguration { names }),
-            ..Default::default()
-        });
+        let configuration = self.settings.lock().unwrap().configuration.clone();
         Ok(Response::new(v1::GetClusterInfoResponse {
             crl: other.map(|crl| crl.der).unwrap_or_default(),
             ca_certificate: self.ca.clone(),
             leader: node_id(NODE).to_string(),
-            configuration: named,
+            configuration: Some(configuration).filter(|it| *it != Default::default()),
             refused_registrations: self.crowd(crowd::refused),
             update: self
                 .update
@@ -66,6 +62,12 @@ impl Management for Served {
             return Err(Status::unavailable("this node does not lead"));
         }
         let network_order = self.network.lock().unwrap().clone();
+        let proof = self.tpm.lock().unwrap().returning.clone();
+        let returning = proof.map(|proof| v1::Returning {
+            nonce: vec![2; 16],
+            attestation: Some(proof),
+            ..Default::default()
+        });
         let status = v1::NodeStatus {
             external_address: "192.0.2.1".to_owned(),
             network: Some(network_report(network_order.as_ref())),
@@ -83,6 +85,7 @@ impl Management for Served {
             roles: self.kubernetes.roles(),
             name: NAME.to_owned(),
             attestation: self.tpm.lock().unwrap().recorded.clone(),
+            returning,
             ..Default::default()
         };
         Ok(answers([vec![node], self.crowd(crowd::nodes)].concat()))
@@ -160,9 +163,7 @@ impl Management for Served {
     ) -> Result<Response<v1::ConfigureClusterResponse>, Status> {
         self.note("ConfigureCluster");
         let configuration = request.into_inner().configuration.unwrap_or_default();
-        if let Some(kubernetes) = configuration.kubernetes {
-            *self.kubernetes.names.lock().unwrap() = kubernetes.names;
-        }
+        self.settings.lock().unwrap().configure(configuration.clone())?;
         let Some(firewall) = configuration.firewall else {
             return Ok(Response::new(v1::ConfigureClusterResponse::default()));
         };
@@ -175,9 +176,11 @@ impl Management for Served {
 
     async fn confirm_firewall(
         &self,
-        _request: Request<v1::ConfirmFirewallRequest>,
+        request: Request<v1::ConfirmFirewallRequest>,
     ) -> Result<Response<v1::ConfirmFirewallResponse>, Status> {
         self.note("ConfirmFirewall");
+        let confirmed = request.into_inner().configuration;
+        self.settings.lock().unwrap().configuration.firewall = confirmed;
         Ok(Response::new(v1::ConfirmFirewallResponse::default()))
     }
 
@@ -187,15 +190,20 @@ impl Management for Served {
     ) -> Result<Response<v1::SetRegistryResponse>, Status> {
         let registry = request.into_inner().registry.unwrap();
         self.note(&format!("SetRegistry {}", registry.host));
-        let registry = Some(polis_wire::registry::shown(&registry));
-        Ok(Response::new(v1::SetRegistryResponse { registry }))
+        let registry = polis_wire::registry::shown(&registry);
+        let mut settings = self.settings.lock().unwrap();
+        settings.registries.retain(|it| it.host != registry.host);
+        settings.registries.push(registry.clone());
+        Ok(Response::new(v1::SetRegistryResponse { registry: Some(registry) }))
     }
 
     async fn delete_registry(
         &self,
         request: Request<v1::DeleteRegistryRequest>,
     ) -> Result<Response<v1::DeleteRegistryResponse>, Status> {
-        self.note(&format!("DeleteRegistry {}", request.into_inner().host));
+        let host = request.into_inner().host;
+        self.note(&format!("DeleteRegistry {host}"));
+        self.settings.lock().unwrap().registries.retain(|it| it.host != host);
         Ok(Response::new(v1::DeleteRegistryResponse {}))
     }
 
@@ -203,10 +211,8 @@ impl Management for Served {
         &self,
         _request: Request<v1::ListRegistriesRequest>,
     ) -> Result<Response<v1::ListRegistriesResponse>, Status> {
-        let host = "registry.example:5000".to_owned();
-        let username = "ann".to_owned();
-        let registry = v1::Registry { host, username, ..Default::default() };
-        Ok(Response::new(v1::ListRegistriesResponse { registries: vec![registry] }))
+        let registries = self.settings.lock().unwrap().registries.clone();
+        Ok(Response::new(v1::ListRegistriesResponse { registries }))
     }
 
     async fn get_recovery_key(

@@ -35,6 +35,7 @@ use tonic::service::RoutesBuilder;
 
 use self::kubernetes::Kubernetes;
 use self::served::Served;
+pub(crate) use self::served::Takes;
 use self::tpm::Tpm;
 use super::contexts::{self, Context, Contexts, Settings};
 use super::testing::World;
@@ -100,6 +101,7 @@ pub(super) struct Cluster {
     audit: Arc<Mutex<(v1::AuditHead, Vec<v1::AuditEntry>)>>,
     shown: Arc<Mutex<Vec<Shown>>>,
     tpm: Arc<Mutex<Tpm>>,
+    settings: Arc<Mutex<served::Settings>>,
     /// What it has of a bundle whose transfer broke.
     pub(super) part: Arc<Mutex<Vec<u8>>>,
     /// The cluster version of its etcd; empty: not known.
@@ -133,6 +135,7 @@ impl Cluster {
         let audit = Arc::new(Mutex::new(super::audit::tests::log()));
         let shown: Arc<Mutex<Vec<Shown>>> = Arc::default();
         let tpm: Arc<Mutex<Tpm>> = Arc::default();
+        let settings: Arc<Mutex<served::Settings>> = Arc::default();
         let part: Arc<Mutex<Vec<u8>>> = Arc::default();
         let etcd_cluster: Arc<Mutex<String>> = Arc::default();
         let (authority, running) = runtime.block_on(async {
@@ -151,6 +154,7 @@ impl Cluster {
                 audit: Arc::clone(&audit),
                 update: Arc::default(),
                 rotation: Arc::default(),
+                settings: Arc::clone(&settings),
                 firewall: Arc::default(),
                 network: Arc::default(),
                 shown: Arc::clone(&shown),
@@ -188,6 +192,7 @@ impl Cluster {
             audit,
             shown,
             tpm,
+            settings,
             part,
             etcd_cluster,
             bucket: None,

@@ -14,6 +14,66 @@ use super::kubernetes::Kubernetes;
 use super::tpm::Tpm;
 use polis_wire::rpc::testing::Authority;
 
+/// How the leader takes a change of the configuration.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Takes {
+    /// It stores each field.
+    All,
+    /// It is of a version that does not know the proxy.
+    AllButTheProxy,
+    /// It refuses the change, for a reason without a word of its own.
+    Nothing,
+}
+
+/// The settings of the cluster.
+pub(super) struct Settings {
+    pub(super) takes: Takes,
+    pub(super) configuration: v1::ClusterConfiguration,
+    pub(super) registries: Vec<v1::Registry>,
+}
+
+impl Default for Settings {
+    /// Those of a cluster with one registry, which has a user.
+    fn default() -> Self {
+        let host = "registry.example:5000".to_owned();
+        let registry = v1::Registry { host, username: "ann".to_owned(), ..Default::default() };
+        Self {
+            takes: Takes::All,
+            configuration: v1::ClusterConfiguration::default(),
+            registries: vec![registry],
+        }
+    }
+}
+
+impl Settings {
+    /// Changes the fields that are set; the firewall only once it is confirmed.
+    pub(super) fn configure(&mut self, wished: v1::ClusterConfiguration) -> Result<(), Status> {
+        let wished = match self.takes {
+            Takes::All => wished,
+            Takes::AllButTheProxy => v1::ClusterConfiguration { proxy: None, ..wished },
+            Takes::Nothing => return Err(Status::invalid_argument("this proxy is not allowed")),
+        };
+        let known = std::mem::take(&mut self.configuration);
+        let either = |wished: i32, known: i32| if wished == 0 { known } else { wished };
+        self.configuration = v1::ClusterConfiguration {
+            tpm_mode: either(wished.tpm_mode, known.tpm_mode),
+            storage_security_policy: either(
+                wished.storage_security_policy,
+                known.storage_security_policy,
+            ),
+            cold_start: either(wished.cold_start, known.cold_start),
+            time: wished.time.or(known.time),
+            log: wished.log.or(known.log),
+            snapshots: wished.snapshots.or(known.snapshots),
+            attestation: wished.attestation.or(known.attestation),
+            kubernetes: wished.kubernetes.or(known.kubernetes),
+            proxy: wished.proxy.or(known.proxy),
+            ..known
+        };
+        Ok(())
+    }
+}
+
 /// Answers every call of a node.
 #[derive(Clone)]
 pub(super) struct Served {
@@ -34,6 +94,8 @@ pub(super) struct Served {
     pub(super) update: Arc<Mutex<Option<v1::ClusterUpdate>>>,
     /// How often the rotation of its CA was read.
     pub(super) rotation: Arc<AtomicUsize>,
+    /// What its owner has set.
+    pub(super) settings: Arc<Mutex<Settings>>,
     /// The firewall that was set last.
     pub(super) firewall: Arc<Mutex<v1::FirewallConfiguration>>,
     /// The network that was ordered last for the node.

@@ -17,6 +17,8 @@ pub(super) struct Tpm {
     pub(super) registers: Registers,
     /// What the record of the node has of it.
     pub(super) recorded: Option<v1::TpmAttestation>,
+    /// What it has proved for a new certificate; `None`: the node does not ask for one.
+    pub(super) returning: Option<v1::TpmAttestation>,
 }
 
 impl Default for Tpm {
@@ -25,7 +27,7 @@ impl Default for Tpm {
         let mut registers: Registers = (0..24).map(|number| (number, [7; 32])).collect();
         registers.extend(polis_bundle::registers(&kernel).unwrap());
         let software = Some(Software::default());
-        Self { software, pretended: None, registers, recorded: None }
+        Self { software, pretended: None, registers, recorded: None, returning: None }
     }
 }
 

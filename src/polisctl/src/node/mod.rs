@@ -17,7 +17,9 @@ mod proof;
 mod record;
 mod recovery;
 mod removal;
+mod reports;
 mod reset;
+mod returning;
 mod roles;
 #[cfg(test)]
 #[path = "tests.rs"]

@@ -4,15 +4,15 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use polis_proto::v1;
-use polis_tui::bytes;
 use serde::Serialize;
 
 use super::proof::Recorded;
+use super::reports::{Delivery, Shipped, Volume};
+use super::returning::{Returning, fingerprint};
 use crate::output::{fields, or_dash};
 use crate::table::{Table, table};
 use crate::text::{clean, word};
 use crate::{parameters, units};
-use polis_wire::identity::Fingerprint;
 use polis_wire::node_roles::Role;
 
 /// The length of an ID in a command that has no room for all of it: `polis-` and eight
@@ -106,6 +106,9 @@ pub(crate) struct View {
     #[serde(skip_serializing_if = "String::is_empty")]
     workload_crash_loop: String,
     registered_at: Option<units::Time>,
+    /// Its request for a new certificate.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    returning: Option<Returning>,
     fingerprint: String,
     /// Slow to compute: only where one node is described.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -155,6 +158,7 @@ impl View {
             recovery_key_unsaved: node.recovery_key_unsaved,
             former_voter: node.former_voter,
             registered_at: registered.map(units::Time),
+            returning: node.returning.as_ref().map(Returning::of),
             fingerprint: fingerprint(node).map(|f| f.to_string()).unwrap_or_default(),
             words: None,
         }
@@ -209,9 +213,14 @@ impl View {
         self.is_up() && self.health == "late"
     }
 
-    /// Whether it waits for approval.
-    pub(crate) fn is_new(&self) -> bool {
-        self.state == "new"
+    /// Whether it waits for approval, to enter or to come back.
+    pub(crate) fn waits_for_approval(&self) -> bool {
+        self.state == "new" || self.asks_to_return()
+    }
+
+    /// Whether it asks for a new certificate, and no operator has approved it.
+    pub(crate) fn asks_to_return(&self) -> bool {
+        self.returning.as_ref().is_some_and(Returning::waits)
     }
 
     pub(crate) fn is_up(&self) -> bool {
@@ -277,7 +286,7 @@ impl View {
 
     /// The targets that its log does not reach, each with the cause.
     pub(crate) fn undelivered(&self) -> impl Iterator<Item = String> {
-        let failing = self.logs.iter().filter(|delivery| !delivery.failure.is_empty());
+        let failing = self.logs.iter().filter(|delivery| delivery.fails());
         failing.map(|it| format!("{}: {}", self.called(), it.text()))
     }
 
@@ -287,7 +296,7 @@ impl View {
         let is_whole = self.mirror.starts_with("whole on ") && !self.mirror.contains("; ");
         let mirror = (!self.mirror.is_empty() && !is_whole).then_some(&self.mirror);
         let mirror = mirror.map(|text| format!("{}: mirror {text}", self.called()));
-        let volumes = self.volumes.iter().filter(|volume| volume.state == "failed");
+        let volumes = self.volumes.iter().filter(|volume| volume.has_failed());
         mirror
             .into_iter()
             .chain(volumes.map(|it| format!("{}: volume {}", self.called(), it.text())))
@@ -366,6 +375,7 @@ impl View {
         lines.extend(self.attestation.as_ref().map(|proof| ("TPM proved", proof.text())));
         let misfit = Some(self.attestation_fault.clone()).filter(|fault| !fault.is_empty());
         lines.extend(misfit.map(|fault| ("attestation", fault)));
+        lines.extend(self.returning.as_ref().map(|it| ("returns", it.text(&self.id))));
         lines.extend([
             ("recovery key", recovery),
             ("labels", parameters::labels(&self.labels)),
@@ -400,131 +410,6 @@ pub(super) fn network_faults(report: Option<&v1::NetworkReport>) -> Vec<String> 
     faults.map(|fault| clean(fault)).collect()
 }
 
-/// A further disk of a node.
-#[derive(Debug, Serialize)]
-struct Volume {
-    name: String,
-    /// `starting`, `ready`, `failed` or `absent`.
-    state: String,
-    /// Why it failed.
-    #[serde(skip_serializing_if = "String::is_empty")]
-    cause: String,
-}
-
-impl Volume {
-    fn of(report: &v1::VolumeReport) -> Self {
-        let [name, state, cause] = [&report.name, &report.state, &report.cause].map(|it| clean(it));
-        Self { name, state, cause }
-    }
-
-    fn text(&self) -> String {
-        let cause = Some(&self.cause).filter(|cause| !cause.is_empty());
-        let cause = cause.map(|cause| format!(": {cause}")).unwrap_or_default();
-        format!("{} {}{cause}", self.name, self.state)
-    }
-}
-
-/// How far the log of a node has reached a target.
-#[derive(Debug, Serialize)]
-struct Delivery {
-    target: String,
-    /// Lines that the target does not have yet.
-    behind: u64,
-    /// When the newest line that it has was written.
-    until: Option<units::Time>,
-    /// Lines that were overwritten before they were delivered.
-    missing: u64,
-    rejected: u64,
-    /// Why the log does not reach the target; empty: it does.
-    failure: String,
-    failing_since: Option<units::Time>,
-}
-
-impl Delivery {
-    fn of(delivery: &v1::LogDelivery) -> Self {
-        let time = |seconds| units::since_1970(seconds).map(units::Time);
-        Self {
-            target: clean(&delivery.target),
-            behind: delivery.behind,
-            until: time(delivery.until),
-            missing: delivery.missing,
-            rejected: delivery.rejected,
-            failure: clean(&delivery.failure),
-            failing_since: time(delivery.failing_since),
-        }
-    }
-
-    fn text(&self) -> String {
-        let mut parts = vec![match self.until {
-            Some(until) => format!("{}: has the lines until {until}", self.target),
-            None => format!("{}: no line in this boot yet", self.target),
-        }];
-        let counts = [
-            (self.behind, "not sent yet"),
-            (self.missing, "overwritten before they were sent"),
-            (self.rejected, "rejected"),
-        ];
-        let counts = counts.iter().filter(|(count, _)| *count > 0);
-        parts.extend(counts.map(|(count, what)| format!("{count} {what}")));
-        if !self.failure.is_empty() {
-            let since = units::text(self.failing_since);
-            parts.push(format!("fails since {since}: {}", self.failure));
-        }
-        parts.join(", ")
-    }
-}
-
-/// Which snapshot of etcd has reached its target.
-#[derive(Debug, Serialize)]
-struct Shipped {
-    target: String,
-    /// When the newest there was begun; `null`: there is no snapshot yet.
-    newest_at: Option<units::Time>,
-    newest_revision: u64,
-    newest_bytes: u64,
-    /// The reason to wait, without a failure.
-    waits_for: String,
-    /// Why the newest snapshot is not sent; empty: it is.
-    failure: String,
-    failing_since: Option<units::Time>,
-    /// The remedy.
-    help: String,
-}
-
-impl Shipped {
-    fn of(delivery: &v1::SnapshotDelivery) -> Self {
-        let time = |seconds| units::since_1970(seconds).map(units::Time);
-        Self {
-            target: clean(&delivery.target),
-            newest_at: time(delivery.newest_at),
-            newest_revision: delivery.newest_revision,
-            newest_bytes: delivery.newest_bytes,
-            waits_for: clean(&delivery.waits_for),
-            failure: clean(&delivery.failure),
-            failing_since: time(delivery.failing_since),
-            help: clean(&delivery.help),
-        }
-    }
-
-    fn text(&self) -> String {
-        let Self { target, newest_revision, newest_bytes, waits_for, failure, help, .. } = self;
-        let mut parts = vec![match self.newest_at {
-            Some(at) => {
-                let size = bytes(*newest_bytes);
-                format!("{target} has the one of {at}: {size}, revision {newest_revision}")
-            }
-            None => format!("{target}: no known snapshot yet"),
-        }];
-        parts.extend((!waits_for.is_empty()).then(|| format!("waits for {waits_for}")));
-        if !failure.is_empty() {
-            let since = units::text(self.failing_since);
-            parts.push(format!("fails since {since}: {failure}"));
-            parts.extend((!help.is_empty()).then(|| help.clone()));
-        }
-        parts.join("; ")
-    }
-}
-
 /// The word for how a clock stands; empty where that is unspecified.
 fn clock(figures: v1::ClockFigures) -> String {
     match figures.state() {
@@ -553,11 +438,6 @@ pub(super) fn kubernetes(workload: &str, drain: &str) -> Option<String> {
         (workload, "") => Some(workload.to_owned()),
         (workload, drain) => Some(format!("{workload}; {drain}")),
     }
-}
-
-/// The fingerprint of a node's key.
-pub(super) fn fingerprint(node: &v1::NodeInfo) -> Option<Fingerprint> {
-    Fingerprint::of_registration(&node.public_key, &node.nonce)
 }
 
 /// How a sentence calls a node: by its name, where it has one, and its ID.

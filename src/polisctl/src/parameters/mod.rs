@@ -57,6 +57,12 @@ pub(super) struct Bootstrap {
     /// Name of the cluster [default: cluster.internal].
     #[arg(long, value_name = "DOMAIN")]
     domain: Option<String>,
+    /// The IPv4 network of all pods, a /24 a node; cannot change later [default: 10.192.0.0/11].
+    #[arg(long, value_name = "CIDR")]
+    pod_network: Option<String>,
+    /// The IPv4 network of Services; cannot change later [default: 10.224.0.0/16].
+    #[arg(long, value_name = "CIDR")]
+    service_network: Option<String>,
     #[command(flatten)]
     rules: Rules,
     #[command(flatten)]
@@ -110,6 +116,23 @@ impl Rules {
         options.into_iter().flatten().chain(servers).chain(none).collect::<Vec<_>>().join(" ")
     }
 
+    /// The same from the words of a file, whose fields have the names in `cluster info`. An empty
+    /// list of time servers takes those of the cluster away.
+    pub(super) fn of_words(
+        tpm: Option<&str>,
+        storage: Option<&str>,
+        cold_start: Option<&str>,
+        time_servers: Option<&[String]>,
+    ) -> Result<Self, Error> {
+        Ok(Self {
+            tpm: word("tpm_mode", tpm)?,
+            storage: word("storage_security_policy", storage)?,
+            cold_start: word("cold_start", cold_start)?,
+            time_servers: time_servers.unwrap_or_default().to_vec(),
+            no_time_servers: time_servers.is_some_and(<[String]>::is_empty),
+        })
+    }
+
     /// Only the fields that are set.
     pub(super) fn named(&self) -> v1::ClusterConfiguration {
         let mut named = v1::ClusterConfiguration::default();
@@ -146,6 +169,17 @@ impl Rules {
             configuration.time = Some(v1::TimeConfiguration { servers });
         }
     }
+}
+
+/// Reads a word that an option takes, from the field of a file.
+fn word<T: clap::ValueEnum>(field: &str, text: Option<&str>) -> Result<Option<T>, Error> {
+    let Some(text) = text else { return Ok(None) };
+    let read = T::from_str(text, false).map_err(|_unknown| {
+        let words = T::value_variants().iter().filter_map(T::to_possible_value);
+        let words: Vec<_> = words.map(|word| word.get_name().to_owned()).collect();
+        Error::new(format!("{field} is {text:?}; allowed is one of {}", words.join(", ")))
+    });
+    read.map(Some)
 }
 
 /// A server of `--time-server`; the node's own check of the host follows.
@@ -319,6 +353,8 @@ fn owner_key(global: &Global) -> Result<[u8; 32], Error> {
 fn bootstrap(arguments: &Bootstrap, owner: &[u8; 32]) -> Result<v1::NodeParameters, Error> {
     let mut configuration = v1::ClusterConfiguration {
         cluster_domain: arguments.domain.clone().unwrap_or_default(),
+        pod_network: arguments.pod_network.clone().unwrap_or_default(),
+        service_network: arguments.service_network.clone().unwrap_or_default(),
         ..Default::default()
     };
     arguments.rules.apply(&mut configuration);

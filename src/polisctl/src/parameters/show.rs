@@ -62,11 +62,13 @@ struct Bootstrap {
 /// The configuration of a cluster, as programs read it.
 #[derive(Debug, Serialize)]
 pub(crate) struct Configuration {
-    cluster_domain: String,
-    tpm_mode: &'static str,
-    storage_security_policy: &'static str,
-    cold_start: &'static str,
-    time_servers: Vec<String>,
+    pub(crate) cluster_domain: String,
+    pub(crate) tpm_mode: &'static str,
+    pub(crate) storage_security_policy: &'static str,
+    pub(crate) cold_start: &'static str,
+    pub(crate) time_servers: Vec<String>,
+    pub(crate) pod_network: String,
+    pub(crate) service_network: String,
 }
 
 #[derive(Debug, Serialize)]
@@ -171,6 +173,8 @@ pub(crate) fn configuration(configuration: &ClusterConfiguration) -> Configurati
             .iter()
             .map(|server| time_server(&server.host, server.nts))
             .collect(),
+        pod_network: configuration.networks.pods.to_string(),
+        service_network: configuration.networks.services.to_string(),
     }
 }
 
@@ -214,13 +218,15 @@ pub(crate) fn storage(policy: &str) -> String {
 
 impl Configuration {
     /// Its lines in a list of fields.
-    pub(crate) fn fields(&self) -> [(&'static str, String); 5] {
+    pub(crate) fn fields(&self) -> [(&'static str, String); 7] {
         [
             ("domain", self.cluster_domain.clone()),
             ("TPM", self.tpm_mode.to_owned()),
             ("storage", storage(self.storage_security_policy)),
             ("cold start", self.cold_start.to_owned()),
             ("time", time_servers(&self.time_servers)),
+            ("pods", self.pod_network.clone()),
+            ("Services", self.service_network.clone()),
         ]
     }
 }

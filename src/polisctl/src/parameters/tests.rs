@@ -59,6 +59,8 @@ fn what_bootstrap_writes_is_what_show_prints() {
     cold start    attended
     time          192.0.2.123
                   ntp.example.com,nts
+    pods          10.192.0.0/11
+    Services      10.224.0.0/16
     labels        example.com/role=, rack=7
     interfaces    eth0, DHCP
                   52:54:00:12:34:56, 192.0.2.7/24, 2001:db8::7/64, 0.0.0.0/0 by 192.0.2.1 at metric 100, MTU 9000
@@ -72,6 +74,8 @@ fn what_bootstrap_writes_is_what_show_prints() {
         "cluster_configuration": {
           "cluster_domain": "home.example",
           "cold_start": "attended",
+          "pod_network": "10.192.0.0/11",
+          "service_network": "10.224.0.0/16",
           "storage_security_policy": "authenticated",
           "time_servers": [
             "192.0.2.123",
@@ -125,6 +129,30 @@ fn what_bootstrap_writes_is_what_show_prints() {
     }
     "#);
     insta::assert_snapshot!(world.runs(&["parameters", "check", "@p.pb"]), @r"@p.pb: valid parameters (message), to bootstrap a new cluster");
+}
+
+#[test]
+fn a_new_cluster_has_the_networks_that_it_is_given() {
+    let world = world();
+    let chosen = ["--pod-network", "172.16.0.0/13", "--service-network", "172.24.0.0/16"];
+    world.runs(&with(&BOOTSTRAP, &chosen));
+    let shown = world.runs(&["parameters", "show", "@p.pb"]);
+    let shown = shown.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(shown.contains("pods 172.16.0.0/13 Services 172.24.0.0/16"), "{shown}");
+    let refused = |more: &[&str]| world.refuses(&with(&BOOTSTRAP, more));
+    insta::assert_snapshot!(refused(&["--pod-network", "10.200.0.0/24"]), @r#"
+    error: cluster_bootstrap.cluster_configuration.pod_network is "10.200.0.0/24"; allowed is an IPv4 network of /8 to /23 without host bits, such as 10.192.0.0/11
+    help: docs/parameters.md lists every field and its values
+    "#);
+    insta::assert_snapshot!(refused(&["--pod-network", "10.224.0.0/12"]), @r"
+    error: cluster_bootstrap.cluster_configuration.service_network is 10.224.0.0/16; allowed is a network apart from that of pods, which is 10.224.0.0/12; an empty one has its default
+    help: docs/parameters.md lists every field and its values
+    ");
+    let inside = with(&chosen, &["--interface", "eth0,address=172.17.0.7/16"]);
+    insta::assert_snapshot!(refused(&inside), @r"
+    error: cluster_bootstrap.cluster_configuration.pod_network is 172.16.0.0/13; allowed is a network without 172.17.0.7, the address of this machine
+    help: docs/parameters.md lists every field and its values
+    ");
 }
 
 #[test]
@@ -223,6 +251,8 @@ fn what_is_not_said_is_left_to_the_node() {
       cluster_configuration:
         cluster_domain: cluster.internal
         cold_start: automatic
+        pod_network: 10.192.0.0/11
+        service_network: 10.224.0.0/16
         storage_security_policy: unspecified
         time_servers: []
         tpm_mode: best-effort

@@ -111,6 +111,13 @@ impl<F: FnMut(AuditEntry)> UnderWay<F> {
         Self { entry: Some(entry), report }
     }
 
+    /// Adds a text of the handler behind the object of the call.
+    pub fn add(&mut self, found: &str) {
+        if let Some(entry) = &mut self.entry {
+            entry.what.push_str(found);
+        }
+    }
+
     /// The entry, for a step after which the call may still be cut off.
     #[must_use]
     pub fn entry(&self) -> AuditEntry {
@@ -152,6 +159,17 @@ mod tests {
         drop(UnderWay::new(call, |entry| reported.push(entry)));
         let codes: Vec<_> = reported.iter().map(|it| (it.call.as_str(), it.code)).collect();
         assert_eq!(codes, [("Reboot", Code::Cancelled.into())]);
+    }
+
+    #[test]
+    fn an_entry_has_what_the_handler_found_also_if_its_call_is_cut_off() {
+        let entry = AuditEntry { what: "polis-1".to_owned(), ..AuditEntry::default() };
+        let mut reported = Vec::new();
+        let mut call = UnderWay::new(entry, |entry| reported.push(entry));
+        call.add(", new certificate");
+        assert_eq!(call.entry().what, "polis-1, new certificate");
+        drop(call);
+        assert_eq!(reported[0].what, "polis-1, new certificate");
     }
 
     #[tokio::test]

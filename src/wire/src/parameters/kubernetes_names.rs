@@ -3,7 +3,7 @@
 //!
 //! Invariants:
 //! - Two texts for the same host are one name: DNS names are in lower case, addresses in their
-//!   shortest form.
+//!   shortest form, and an IPv4 address in one of IPv6 (`::ffff:192.0.2.1`) is the IPv4 address.
 //!
 //! What this module does not do: put them into certificates (`certificates` of the workload).
 
@@ -40,7 +40,7 @@ fn name(text: &str, known: &[String]) -> Result<String, Refusal> {
     text::host(text).map_err(|_invalid| {
         Refusal::of(text, "an IP address, or a DNS name of letters, digits, dots and hyphens")
     })?;
-    let name = match text.parse::<IpAddr>() {
+    let name = match text.parse::<IpAddr>().map(|address| address.to_canonical()) {
         Ok(it) if it.is_unspecified() || it.is_loopback() || it.is_multicast() => {
             return Err(Refusal::of(text, "an address that other machines reach"));
         }
@@ -66,6 +66,8 @@ mod tests {
     fn a_host_has_one_name_however_it_is_written() {
         let named = read(&["API.Example", "192.0.2.10", "2001:DB8:0::1"]).unwrap();
         assert_eq!(named, ["api.example", "192.0.2.10", "2001:db8::1"]);
+        assert_eq!(read(&["::ffff:192.0.2.10"]).unwrap(), ["192.0.2.10"]);
+        assert!(read(&["192.0.2.10", "::ffff:192.0.2.10"]).is_err(), "one name twice");
         assert_eq!(read(&[]).unwrap(), [""; 0]);
     }
 
@@ -86,6 +88,7 @@ mod tests {
             ("127.0.0.1", "other machines"),
             ("::", "other machines"),
             ("224.0.0.1", "other machines"),
+            ("::ffff:127.0.0.1", "other machines"),
             ("GOOD.example", "each name once"),
         ] {
             let Error::Field(refused) = read(&["good.example", bad]).unwrap_err() else {

@@ -11,6 +11,7 @@
 //!
 //! What this module does not do: send anything (`forwarding` of the node).
 
+use super::Proxy;
 use super::text::{self, Refusal};
 use crate::endpoint::Endpoint;
 use crate::outside::Server;
@@ -99,10 +100,16 @@ impl LogTarget {
         format!("{}{}{}", self.protocol.scheme(), self.endpoint, self.path)
     }
 
-    /// The server that it connects to.
+    /// The server that it connects to, through the proxy of the cluster if it is of HTTPS: a
+    /// proxy may acknowledge data that a syslog receiver never gets.
     #[must_use]
-    pub fn server(&self) -> Server {
-        Server { endpoint: self.endpoint.clone(), authorities: self.authorities.clone() }
+    pub fn server(&self, proxy: Option<&Proxy>) -> Server {
+        let proxy = proxy.filter(|_| self.protocol == LogProtocol::Otlp);
+        Server {
+            endpoint: self.endpoint.clone(),
+            authorities: self.authorities.clone(),
+            proxy: proxy.and_then(|proxy| proxy.leading_to(&self.endpoint.host)).cloned(),
+        }
     }
 }
 
@@ -167,6 +174,27 @@ mod tests {
         let many: Vec<_> = names.iter().map(|name| (name.as_str(), "")).collect();
         assert!(targets(&many).unwrap_err().to_string().contains("at most 4"));
         assert_eq!(targets(&many[1..]).unwrap().len(), 4);
+    }
+
+    #[test]
+    fn a_target_of_https_outside_is_reached_through_the_proxy() {
+        let message = v1::ProxyConfiguration {
+            url: "http://proxy.example:3128".to_owned(),
+            direct: vec!["inside.example".to_owned()],
+            ..Default::default()
+        };
+        let proxy = super::super::proxy(&message, "proxy").unwrap().unwrap();
+        for (url, is_through) in [
+            ("otlp+https://logs.example", true),
+            ("otlp+https://logs.inside.example", false),
+            ("otlp+https://127.0.0.1", false),
+            ("syslog+tls://logs.example", false),
+        ] {
+            let target = LogTarget::read(url).unwrap();
+            let through = target.server(Some(&proxy)).proxy;
+            assert_eq!(through, is_through.then(|| proxy.endpoint.clone()), "{url}");
+            assert_eq!(target.server(None).proxy, None, "{url}");
+        }
     }
 
     #[test]

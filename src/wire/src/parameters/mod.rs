@@ -23,7 +23,9 @@ mod install;
 mod kubernetes_names;
 mod log_target;
 mod network;
+mod networks;
 mod platform;
+mod proxy;
 mod snapshot_target;
 mod source;
 mod text;
@@ -37,6 +39,7 @@ use polis_proto::v1;
 use zeroize::Zeroizing;
 
 use crate::identity::{NodeId, NodeName};
+use crate::pod_network::Networks;
 
 pub use self::armour::{ARMOUR, message, text};
 pub use self::attestation_policy::{AttestationPolicy, Maker, System, attestation_policy};
@@ -51,7 +54,9 @@ pub use self::network::{
     Bond, Bonding, Card, Hash, Interface, Ipv6, LinkSettings, Match, Network, Parent, Place, Route,
     Vlan,
 };
+pub use self::networks::networks;
 pub use self::platform::{Dmi, Platform};
+pub use self::proxy::{Proxy, proxy};
 pub use self::snapshot_target::snapshot_target;
 pub use self::source::{BYTES_MAX, FW_CFG_ITEM, Source};
 pub use self::validate::{
@@ -188,6 +193,8 @@ pub struct ClusterConfiguration {
     pub time_servers: Vec<NtpServer>,
     /// The allowed callers of the nodes; `None` in a change: it stays as it is.
     pub firewall: Option<Firewall>,
+    /// The networks of pods and Services.
+    pub networks: Networks,
 }
 
 impl Default for ClusterConfiguration {
@@ -199,6 +206,7 @@ impl Default for ClusterConfiguration {
             cold_start: ColdStart::Automatic,
             time_servers: Vec::new(),
             firewall: None,
+            networks: Networks::default(),
         }
     }
 }

@@ -90,7 +90,7 @@ fn read(url: &str) -> Result<Bucket, Refusal> {
         return Err(Refusal::of(url, allowed));
     }
     let prefix = if prefix.is_empty() { String::new() } else { format!("{prefix}/") };
-    let server = Server { endpoint, authorities: Vec::new() };
+    let server = Server { endpoint, authorities: Vec::new(), proxy: None };
     Ok(Bucket { server, name: name.to_owned(), prefix, region: REGION.to_owned() })
 }
 

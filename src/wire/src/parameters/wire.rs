@@ -55,6 +55,8 @@ const ATTESTATION_POLICY: &[Field] = &[message(1, "systems", SYSTEM), plain(2, "
 
 const KUBERNETES_CONFIGURATION: &[Field] = &[plain(1, "names")];
 
+const PROXY_CONFIGURATION: &[Field] = &[plain(1, "url"), plain(2, "direct"), plain(3, "own")];
+
 const CLUSTER_CONFIGURATION: &[Field] = &[
     plain(1, "cluster_domain"),
     plain(2, "tpm_mode"),
@@ -67,6 +69,9 @@ const CLUSTER_CONFIGURATION: &[Field] = &[
     message(16, "snapshots", SNAPSHOT_CONFIGURATION),
     message(20, "attestation", ATTESTATION_POLICY),
     message(24, "kubernetes", KUBERNETES_CONFIGURATION),
+    message(26, "proxy", PROXY_CONFIGURATION),
+    plain(27, "pod_network"),
+    plain(28, "service_network"),
 ];
 
 const CLUSTER_BOOTSTRAP: &[Field] = &[

@@ -19,6 +19,7 @@
 //!   and the key of an authority cannot add one.
 
 use std::fmt;
+use std::time::SystemTime;
 
 use polis_proto::v1;
 use prost::Message as _;
@@ -114,6 +115,32 @@ impl Authorities {
     #[must_use]
     pub fn signed(&self, certificate: &[u8]) -> bool {
         signed_by(certificate, &self.signing)
+    }
+
+    /// Checks that the certificate `new` may take the place of `old`, both in DER: it is of the
+    /// same key and name, the one that signs has signed it, and it is not due for renewal.
+    ///
+    /// # Errors
+    ///
+    /// The reason why it may not.
+    pub fn check_renewed(
+        &self,
+        old: &[u8],
+        new: &[u8],
+        now: SystemTime,
+    ) -> Result<(), &'static str> {
+        let old = Facts::read(old).ok_or("the old one cannot be read")?;
+        let facts = Facts::read(new).ok_or("it cannot be read")?;
+        if facts.public_key != old.public_key || facts.subject != old.subject {
+            return Err("it belongs to another node");
+        }
+        if facts.renewal_due(now) {
+            return Err("it is already due for renewal");
+        }
+        match self.signed(new) {
+            true => Ok(()),
+            false => Err("the cluster's CA has not signed it"),
+        }
     }
 
     /// Whether `authority` is the one that signs, or leads to it from bridge to bridge.

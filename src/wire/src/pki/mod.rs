@@ -56,7 +56,7 @@ pub use self::crl::{Crl, Reason, Revoked};
 pub use self::namespace::{Kept, Namespace, Pin};
 pub use self::overview::{AuthorityView, CertificateView, Overview, Renewal, RevokedView};
 pub(crate) use self::parse::system_time;
-pub use self::parse::{Facts, hosts, signed_by};
+pub use self::parse::{Facts, hosts, moment, signed_by};
 pub use self::service_account::{KeySet, ServiceAccounts, Signed, Turn, VerifyingKey};
 #[cfg(any(test, feature = "testing"))]
 pub use self::store::memory;

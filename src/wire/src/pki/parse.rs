@@ -4,11 +4,18 @@ use std::net::IpAddr;
 use std::time::{Duration, SystemTime};
 
 use sha2::{Digest as _, Sha256};
+use time::OffsetDateTime;
+use time::format_description::BorrowedFormatItem;
+use time::macros::format_description;
 use x509_parser::oid_registry::OID_SIG_ED25519;
 use x509_parser::prelude::{FromDer as _, GeneralName, X509Certificate};
 use x509_parser::time::ASN1Time;
 
 use super::Host;
+
+/// A moment, as people compare it with a clock.
+const MOMENT: &[BorrowedFormatItem<'_>] =
+    format_description!("[year]-[month]-[day] [hour]:[minute] UTC");
 
 /// The contents of a certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -104,6 +111,17 @@ pub fn hosts(certificate: &[u8]) -> Vec<Host> {
 fn address(bytes: &[u8]) -> Option<IpAddr> {
     let four = <[u8; 4]>::try_from(bytes).map(IpAddr::from);
     four.or_else(|_longer| <[u8; 16]>::try_from(bytes).map(IpAddr::from)).ok()
+}
+
+/// The text of a moment in a message: `2026-11-30 20:17 UTC`.
+#[must_use]
+pub fn moment(at: SystemTime) -> String {
+    let since_1970 = at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let seconds = i64::try_from(since_1970.as_secs()).unwrap_or(i64::MAX);
+    // A stranger's certificate may name a time after the year 9999, by its time zone.
+    let read = OffsetDateTime::from_unix_timestamp(seconds).ok();
+    let text = read.and_then(|read| read.format(MOMENT).ok());
+    text.unwrap_or_else(|| "a time after the year 9999".to_owned())
 }
 
 /// Dates before 1970 count as 1970: no certificate of Polis is that old.

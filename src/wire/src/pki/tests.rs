@@ -34,6 +34,15 @@ pub(super) fn peer(name: &str, mode: Mode) -> Certificate {
     desired(name, Template::EtcdPeer { host: Host::Name(name.to_owned()) }, mode)
 }
 
+#[test]
+fn a_moment_that_only_a_stranger_s_certificate_can_name_has_a_text_too() {
+    assert_eq!(moment(noon()), "2027-01-15 08:00 UTC");
+    assert_eq!(moment(SystemTime::UNIX_EPOCH - DAY), "1970-01-01 00:00 UTC");
+    let last = SystemTime::UNIX_EPOCH + Duration::from_secs(253_402_300_799);
+    assert_eq!(moment(last), "9999-12-31 23:59 UTC");
+    assert_eq!(moment(last + DAY), "a time after the year 9999");
+}
+
 fn verifies(der: &[u8], issuer_der: &[u8]) -> bool {
     let (_, certificate) = X509Certificate::from_der(der).unwrap();
     let (_, issuer) = X509Certificate::from_der(issuer_der).unwrap();
@@ -490,6 +499,35 @@ async fn what_has_ended_leaves_the_list_and_later_the_crl() {
     assert_eq!(crl().await, (5, vec![Reason::KeyCompromise]));
     // Without the authority there is nothing to shorten.
     assert_eq!(pki.prune(&kubernetes_authority(), later).await.unwrap(), 0);
+}
+
+#[tokio::test]
+async fn a_certificate_that_is_revoked_at_the_moment_of_its_pruning_keeps_its_known_end() {
+    let later = noon() + DAY * 92;
+    for prune_is_first in [true, false] {
+        let memory = Memory::default();
+        let pki = Namespace::new(memory.clone(), "");
+        pki.ensure(&desired("gone", Template::Node, Mode::Ephemeral), noon()).await.unwrap();
+        let both = Arc::new(tokio::sync::Barrier::new(2));
+        let paused = || Namespace::new(memory.pausing(Arc::clone(&both)), "");
+        let (one, two) = (paused(), paused());
+        let revoke = one.revoke(&REVOKER, "gone", Reason::Left, later);
+        let prune = two.prune(&REVOKER, later);
+        // The last one at the barrier goes on first.
+        let (revoked, pruned) = if prune_is_first {
+            tokio::join!(revoke, prune)
+        } else {
+            let (pruned, revoked) = tokio::join!(prune, revoke);
+            (revoked, pruned)
+        };
+        assert!(revoked.is_ok() != pruned.is_ok(), "one of the two: {revoked:?} {pruned:?}");
+        let listed = memory.contents().into_iter().filter(|(key, _)| key.contains("/issued/"));
+        let listed: Vec<_> = listed.map(|(_, der)| Facts::read(&der).unwrap().serial).collect();
+        let crl = pki.crl(&authority()).await.unwrap().unwrap();
+        for entry in &crl.revoked {
+            assert!(listed.contains(&entry.serial), "an entry without a known end");
+        }
+    }
 }
 
 #[tokio::test]

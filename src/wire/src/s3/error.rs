@@ -87,6 +87,12 @@ impl Error {
                  of one in `,ca=FILE` behind the target"
                     .to_owned(),
             ),
+            Self::Connect(outside::Error::Proxy { .. } | outside::Error::Tunnel { .. }) => Some(
+                "check the proxy of the cluster, and that it lets the nodes reach the store: \
+                 `polisctl cluster configure --proxy` sets another, with `--no-proxy` for servers \
+                 that are reached without it"
+                    .to_owned(),
+            ),
             Self::Connect(_) | Self::Silent { .. } | Self::Http { .. } => {
                 Some("check that the store is up, and that the nodes may reach it".to_owned())
             }

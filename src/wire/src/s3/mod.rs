@@ -72,6 +72,12 @@ impl Bucket {
         url.trim_end_matches('/').to_owned()
     }
 
+    /// Whether the key for `other` is also for this bucket: both are the same at the same store.
+    #[must_use]
+    pub fn has_the_key_of(&self, other: &Self) -> bool {
+        (&self.server.endpoint, &self.name) == (&other.server.endpoint, &other.name)
+    }
+
     /// The store as a request names it.
     fn host(&self) -> String {
         let Endpoint { host, port } = &self.server.endpoint;

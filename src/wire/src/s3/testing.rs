@@ -137,7 +137,7 @@ impl Store {
     pub fn url(&self, port: u16, prefix: &str) -> String {
         let bucket = self.bucket(prefix);
         let endpoint = Endpoint { host: self.host.clone(), port };
-        let server = Server { endpoint, authorities: Vec::new() };
+        let server = Server { endpoint, authorities: Vec::new(), proxy: None };
         Bucket { server, ..bucket }.url()
     }
 
@@ -147,7 +147,7 @@ impl Store {
         let endpoint = Endpoint { host: self.host.clone(), port: self.address.port() };
         let authorities = registry::authorities(&self.ca).unwrap();
         Bucket {
-            server: Server { endpoint, authorities },
+            server: Server { endpoint, authorities, proxy: None },
             name: BUCKET.to_owned(),
             prefix: prefix.to_owned(),
             region: REGION.to_owned(),

@@ -7,6 +7,8 @@ use std::time::{Duration, SystemTime};
 
 use polis_base::sys::clock;
 use sha2::{Digest as _, Sha256};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, copy_bidirectional};
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 
 use super::testing::{BUCKET, Fault, Store};
@@ -73,6 +75,40 @@ async fn an_object_is_put_listed_and_fetched() {
     // Names that must be encoded.
     put(&client, "o d/d+ü&=", b"x", 1).await.unwrap();
     assert_eq!(get(&client, "o d/d+ü&=", 1).await.unwrap(), b"x");
+}
+
+#[tokio::test]
+async fn a_store_behind_a_proxy_is_reached_through_a_tunnel_alone() {
+    let store = Store::start("127.0.0.1");
+    store.with(|state| state.objects.insert("a/b/one".to_owned(), b"x".to_vec()));
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let mut client = client(&store);
+    let place = client.bucket.server.endpoint.clone();
+    client.bucket.server.proxy = Some(Endpoint { host: "127.0.0.1".to_owned(), port });
+    // A connection at a time; returns the requests for tunnels.
+    let proxy = async {
+        let (mut tcp, _from) = listener.accept().await.unwrap();
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            assert!(tcp.read_buf(&mut head).await.unwrap() > 0);
+        }
+        tcp.write_all(b"HTTP/1.1 200 OK\r\n\r\n").await.unwrap();
+        let mut to = TcpStream::connect((place.host.as_str(), place.port)).await.unwrap();
+        // Either end may be the first to end it.
+        let _ended = copy_bidirectional(&mut tcp, &mut to).await;
+        String::from_utf8(head).unwrap()
+    };
+    let (listed, head) = tokio::join!(client.list("", ""), proxy);
+    assert_eq!(listed.unwrap(), [Object { key: "one".to_owned(), size: 1 }]);
+    assert!(head.starts_with(&format!("CONNECT {place} HTTP/1.1\r\n")), "{head}");
+    assert!(!head.contains("snapshots") && !head.contains("AKIATEST"), "{head}");
+
+    // Without the proxy, the store cannot be reached.
+    drop(listener);
+    let error = client.list("", "").await.unwrap_err();
+    assert!(error.help().unwrap().contains("--no-proxy"), "{error}");
+    assert!(error.to_string().contains("cannot connect to the proxy 127.0.0.1"), "{error}");
 }
 
 #[tokio::test]

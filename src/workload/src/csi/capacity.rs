@@ -26,7 +26,8 @@ use tracing::{debug, warn};
 
 use super::claims::{self, Class};
 use super::cluster::{CLASSES, Cluster, Server};
-use super::provisioner::{Error, pause};
+use super::provisioner::pause;
+use super::reconcile::Error;
 use super::store::Store;
 use crate::api::Api;
 use crate::parts::API_STARTS;

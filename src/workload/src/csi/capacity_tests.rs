@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::csi::claims::tests::{UID, class_object, node};
-use crate::csi::provisioner::tests::Objects;
+use crate::csi::cluster::fake_server::Objects;
 use crate::csi::store::tests::{Fake, store};
 use crate::csi::{DRIVER, Swept, VolumeId};
 

@@ -12,7 +12,7 @@ use super::volume_id::VolumeId;
 use crate::api::{Answer, Api, Error, parse};
 use polis_wire::identity::NodeId;
 
-const VOLUMES: &str = "/api/v1/persistentvolumes";
+pub(super) const VOLUMES: &str = "/api/v1/persistentvolumes";
 pub(super) const CLASSES: &str = "/apis/storage.k8s.io/v1/storageclasses";
 
 const JSON: &str = "application/json";
@@ -227,3 +227,7 @@ fn capacities() -> String {
 fn capacity(node: NodeId, class: &str) -> String {
     format!("{}/{}", capacities(), claims::capacity_name(node, class))
 }
+
+#[cfg(test)]
+#[path = "fake_server_tests.rs"]
+pub(super) mod fake_server;

@@ -15,7 +15,8 @@
 //! disk, store  the directories and their projects
 //! trash        the removal of content
 //! cluster      requests to the API server
-//! provisioner  which volumes there are                     a service
+//! reconcile    which volumes there are
+//! provisioner  the watches of claims and volumes           a service
 //! capacity     the room that the scheduler knows of        a service
 //! mounting     flags, and the kernel's table of mounts
 //! node         the calls of kubelet
@@ -41,6 +42,7 @@ pub(super) mod names;
 mod node;
 mod provisioner;
 mod quantity;
+mod reconcile;
 mod registration;
 mod store;
 mod trash;

@@ -25,7 +25,7 @@
 //! - A volume is removed by its name only, and never becomes one of another name.
 //! - The room of the volumes is taken from workloads first (`ground::quota`).
 //!
-//! What this module does not do: decide which volumes exist (`provisioner`).
+//! What this module does not do: decide which volumes exist (`reconcile`).
 
 use std::collections::BTreeSet;
 use std::io;

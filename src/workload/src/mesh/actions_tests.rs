@@ -6,7 +6,12 @@ use proptest::prelude::*;
 
 use super::super::plan::Peer;
 use super::*;
-use polis_wire::pod_network::{PODS, SERVICES};
+use polis_wire::pod_network::Networks;
+
+fn networks() -> [Prefix; 2] {
+    let Networks { pods, services } = Networks::default();
+    [pods, services]
+}
 
 fn key(number: u8) -> PublicKey {
     PublicKey::new([number; 32]).unwrap()
@@ -24,7 +29,7 @@ fn peer(number: u8, third: u8) -> Peer {
 fn mesh(third: u8, peers: &[(u8, u8)]) -> Mesh {
     Mesh {
         address: Ipv4Addr::new(10, 192, third, 1),
-        routes: vec![PODS, SERVICES],
+        routes: networks().into(),
         peers: peers.iter().map(|(number, third)| (key(*number), peer(*number, *third))).collect(),
     }
 }
@@ -98,7 +103,7 @@ fn a_device_is_made_configured_and_removed() {
     assert_eq!((device.mtu, device.up, device.port), (1420, true, 7838));
     assert_eq!(device.addresses, [(Ipv4Addr::new(10, 192, 1, 1), 32)].into());
     let source = Some(Ipv4Addr::new(10, 192, 1, 1));
-    let routes = [PODS, SERVICES].map(|destination| Route { destination, source });
+    let routes = networks().map(|destination| Route { destination, source });
     assert_eq!(device.routes, routes.into());
     assert_eq!(actions(&Observed::Device(device), None), [Action::Delete(7)]);
     assert_eq!(actions(&Observed::Absent, None), []);

@@ -21,14 +21,11 @@ use polis_proto::v1;
 use polis_proto::v1::mesh_places::Node;
 use polis_runtime::supervisor::blocking;
 use polis_wire::identity::NodeId;
-use polis_wire::node_roles::{Nodes, Role};
+use polis_wire::node_roles::{NODES_MAX, Nodes, Role};
 use prost::Message as _;
 use tracing::warn;
 
 use super::records::member;
-
-/// More nodes than there are prefixes.
-const NODES_MAX: usize = 10_000;
 
 /// Characters of a damaged ID in the log.
 const ID_SHOWN: usize = 80;

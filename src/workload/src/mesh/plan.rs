@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 use super::PORT;
 use super::key::PublicKey;
 use polis_wire::identity::NodeId;
-use polis_wire::pod_network::{Prefix, SERVICES};
+use polis_wire::pod_network::{Networks, Prefix};
 
 /// Seconds between packets to a peer whose address is unknown: its answers keep the way
 /// open through a router that translates addresses.
@@ -135,8 +135,8 @@ impl fmt::Display for Rejected {
     }
 }
 
-/// The mesh of the node `own` in the network `pods`, and the nodes that are left out with
-/// the reason of each. `None` until the node itself has its place.
+/// The mesh of the node `own` in the networks of its cluster, and the nodes that are left out
+/// with the reason of each. `None` until the node itself has its place.
 ///
 /// The leader gives out prefixes one by one and takes a key once, so a rejection is a bug
 /// or a forged record. Both nodes of a pair are left out, on every node alike: a packet that
@@ -144,16 +144,17 @@ impl fmt::Display for Rejected {
 #[must_use]
 pub fn plan(
     own: NodeId,
-    pods: Prefix,
+    networks: Networks,
     members: &BTreeMap<NodeId, Member>,
 ) -> (Option<Mesh>, BTreeMap<NodeId, Rejected>) {
+    let Networks { pods, services } = networks;
     let rejected = rejected(pods, members);
     let sound = members.iter().filter(|(id, _)| !rejected.contains_key(*id));
     let (mine, others): (Vec<_>, Vec<_>) = sound.partition(|(id, _)| **id == own);
     let peers = others.into_iter().map(|(_, member)| (member.key, peer(member)));
     let mesh = mine.first().map(|(_, member)| Mesh {
         address: member.prefix.gateway(),
-        routes: vec![pods, SERVICES],
+        routes: vec![pods, services],
         peers: peers.collect(),
     });
     (mesh, rejected)

@@ -12,8 +12,9 @@ fn key(number: u8) -> PublicKey {
     PublicKey::new([number; 32]).unwrap()
 }
 
-fn pods() -> Prefix {
-    "10.192.0.0/11".parse().unwrap()
+/// Networks whose Services are not the default ones.
+fn networks() -> Networks {
+    Networks { services: "172.24.0.0/16".parse().unwrap(), ..Networks::default() }
 }
 
 /// The member with this number: its key and its prefix follow from it.
@@ -33,11 +34,11 @@ fn members(numbers: &[u8]) -> BTreeMap<NodeId, Member> {
 fn a_node_reaches_the_pods_of_the_others_and_not_its_own_by_the_mesh() {
     let mut members = members(&[1, 2, 3]);
     members.get_mut(&id(3)).unwrap().address = None;
-    let (mesh, rejected) = plan(id(1), pods(), &members);
+    let (mesh, rejected) = plan(id(1), networks(), &members);
     let mesh = mesh.unwrap();
     assert!(rejected.is_empty());
     assert_eq!(mesh.address, Ipv4Addr::new(10, 192, 1, 1));
-    assert_eq!(mesh.routes, [pods(), SERVICES]);
+    assert_eq!(mesh.routes, [networks().pods, networks().services]);
     let second = Peer {
         key: key(2),
         endpoint: Some("10.0.2.2:7838".parse().unwrap()),
@@ -55,7 +56,7 @@ fn a_node_reaches_the_pods_of_the_others_and_not_its_own_by_the_mesh() {
 
 #[test]
 fn a_node_without_a_prefix_has_no_mesh() {
-    assert_eq!(plan(id(9), pods(), &members(&[1, 2])).0, None);
+    assert_eq!(plan(id(9), networks(), &members(&[1, 2])).0, None);
 }
 
 #[test]
@@ -65,7 +66,7 @@ fn two_nodes_with_the_same_addresses_or_key_are_both_left_out() {
     members.get_mut(&id(2)).unwrap().prefix = "10.192.2.0/23".parse().unwrap();
     members.get_mut(&id(5)).unwrap().key = key(4);
     members.get_mut(&id(6)).unwrap().prefix = "10.224.6.0/24".parse().unwrap();
-    let (mesh, rejected) = plan(id(1), pods(), &members);
+    let (mesh, rejected) = plan(id(1), networks(), &members);
     assert!(mesh.unwrap().peers.is_empty());
     let expected = [
         (id(2), Rejected::Overlap(id(3))),
@@ -83,11 +84,11 @@ fn two_nodes_with_the_same_addresses_or_key_are_both_left_out() {
 
 #[test]
 fn one_moved_node_is_one_change() {
-    let before = plan(id(1), pods(), &members(&[1, 2, 3])).0.unwrap();
+    let before = plan(id(1), networks(), &members(&[1, 2, 3])).0.unwrap();
     let mut members = members(&[1, 2, 3]);
     members.get_mut(&id(2)).unwrap().address = Some([10, 0, 9, 9].into());
     members.remove(&id(3));
-    let after = plan(id(1), pods(), &members).0.unwrap();
+    let after = plan(id(1), networks(), &members).0.unwrap();
     let expected = [Change::Remove(key(3)), Change::Set(after.peers[&key(2)].clone())];
     assert_eq!(changes(&kernel(&before.peers), &after.peers), expected);
 }
@@ -96,7 +97,7 @@ fn one_moved_node_is_one_change() {
 fn a_peer_that_called_keeps_the_address_that_it_called_from() {
     let mut member = members(&[1, 2]);
     member.get_mut(&id(2)).unwrap().address = None;
-    let wanted = plan(id(1), pods(), &member).0.unwrap().peers;
+    let wanted = plan(id(1), networks(), &member).0.unwrap().peers;
     let mut present = kernel(&wanted);
     present.get_mut(&key(2)).unwrap().endpoint = Some("192.0.2.7:40000".parse().unwrap());
     assert_eq!(changes(&present, &wanted), []);
@@ -104,7 +105,7 @@ fn a_peer_that_called_keeps_the_address_that_it_called_from() {
 
 #[test]
 fn a_peer_that_roams_is_left_alone_while_its_session_holds() {
-    let mesh = plan(id(1), pods(), &members(&[1, 2])).0.unwrap();
+    let mesh = plan(id(1), networks(), &members(&[1, 2])).0.unwrap();
     let (now, second) = (SystemTime::UNIX_EPOCH + SESSION * 10, key(2));
     let mut present = kernel(&mesh.peers);
     let roamed = present.get_mut(&second).unwrap();
@@ -172,7 +173,7 @@ fn any_members() -> impl Strategy<Value = BTreeMap<NodeId, Member>> {
 proptest! {
     #[test]
     fn no_address_belongs_to_two_peers(members in any_members()) {
-        let (mesh, rejected) = plan(id(1), pods(), &members);
+        let (mesh, rejected) = plan(id(1), networks(), &members);
         let own = members.get(&id(1)).filter(|_| !rejected.contains_key(&id(1)));
         prop_assert_eq!(mesh.is_some(), own.is_some());
         if let (Some(mesh), Some(own)) = (mesh, own) {
@@ -188,7 +189,9 @@ proptest! {
 
     #[test]
     fn applied_changes_leave_nothing_to_change(before in any_members(), after in any_members()) {
-        let peers = |members| plan(id(1), pods(), members).0.map(|it| it.peers).unwrap_or_default();
+        let peers = |members| {
+            plan(id(1), networks(), members).0.map(|it| it.peers).unwrap_or_default()
+        };
         let (before, after) = (peers(&before), peers(&after));
         let before = kernel(&before);
         let now = applied(before.clone(), changes(&before, &after));

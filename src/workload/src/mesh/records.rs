@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use polis_proto::v1;
 use polis_wire::identity::NodeId;
 use polis_wire::node_roles::Nodes;
-use polis_wire::pod_network::{PODS, Prefix, SERVICES};
+use polis_wire::pod_network::{Networks, Prefix};
 
 use super::key::PublicKey;
 use super::plan::{self, Member, Mesh, Rejected};
@@ -31,10 +31,17 @@ pub enum Place {
     },
 }
 
-/// The place of the node `own`, whose key is `key`. `addresses` are all that it has.
+/// The place of the node `own`, whose key is `key`, in the networks of its cluster. `addresses` are
+/// all that it has.
 #[must_use]
-pub fn place(own: NodeId, key: PublicKey, addresses: &[IpAddr], nodes: Option<&Nodes>) -> Place {
-    if let Some(cause) = inside(addresses).or_else(|| without_ipv4(addresses)) {
+pub fn place(
+    own: NodeId,
+    key: PublicKey,
+    networks: Networks,
+    addresses: &[IpAddr],
+    nodes: Option<&Nodes>,
+) -> Place {
+    if let Some(cause) = inside(networks, addresses).or_else(|| without_ipv4(addresses)) {
         return Place::Unfit(cause);
     }
     let Some(nodes) = nodes else {
@@ -48,7 +55,7 @@ pub fn place(own: NodeId, key: PublicKey, addresses: &[IpAddr], nodes: Option<&N
         return Place::Waiting("the leader to record the key of this node");
     }
     let members = members(nodes);
-    let (mesh, mut rejected) = plan::plan(own, PODS, &members);
+    let (mesh, mut rejected) = plan::plan(own, networks, &members);
     match (mesh, members.get(&own)) {
         (Some(mesh), Some(member)) => {
             let names = members.iter().map(|(id, member)| (member.key, *id)).collect();
@@ -62,11 +69,10 @@ pub fn place(own: NodeId, key: PublicKey, addresses: &[IpAddr], nodes: Option<&N
 }
 
 /// The routes of the mesh would take the packets to such an address.
-fn inside(addresses: &[IpAddr]) -> Option<String> {
+fn inside(networks: Networks, addresses: &[IpAddr]) -> Option<String> {
     let overlap = addresses.iter().find_map(|address| {
         let IpAddr::V4(v4) = address else { return None };
-        let network = [PODS, SERVICES].into_iter().find(|network| network.has(*v4))?;
-        Some((address, network))
+        Some((address, networks.with(*v4)?))
     });
     overlap.map(|(address, network)| {
         format!(
@@ -107,7 +113,8 @@ mod tests {
     #[test]
     fn a_node_without_ipv4_has_no_place() {
         let six = "2001:db8::1".parse().unwrap();
-        let seen = |addresses: &[IpAddr]| place(id(1), key(1), addresses, Some(&nodes(&[1])));
+        let (networks, known) = (Networks::default(), nodes(&[1]));
+        let seen = |addresses: &[IpAddr]| place(id(1), key(1), networks, addresses, Some(&known));
         let Place::Unfit(cause) = seen(&[six]) else { panic!("it has IPv6 alone") };
         assert!(
             cause.starts_with("the address 2001:db8::1 of this node is one of IPv6"),
@@ -120,13 +127,14 @@ mod tests {
     #[test]
     fn a_node_waits_until_its_record_has_prefix_and_key() {
         let waits = |place| matches!(place, Place::Waiting(_));
-        assert!(waits(place(id(1), key(1), &OWN, None)));
+        let networks = Networks::default();
+        assert!(waits(place(id(1), key(1), networks, &OWN, None)));
         assert!(waits(seen(&nodes(&[2]))));
         let mut all = nodes(&[1, 2]);
         all.get_mut(&id(1)).unwrap().cluster_network.as_mut().unwrap().wireguard_public_key.clear();
         assert!(waits(seen(&all)));
         // Another key in the record is one of an earlier disk.
-        assert!(waits(place(id(1), key(9), &OWN, Some(&nodes(&[1])))));
+        assert!(waits(place(id(1), key(9), networks, &OWN, Some(&nodes(&[1])))));
         let Place::Mesh { mesh, prefix, names, rejected } = seen(&nodes(&[1, 2])) else {
             panic!("it has everything")
         };
@@ -153,10 +161,15 @@ mod tests {
     #[test]
     fn a_node_inside_of_the_networks_of_kubernetes_says_so() {
         let addresses = [OWN[0], "10.224.9.9".parse().unwrap()];
-        let Place::Unfit(cause) = place(id(1), key(1), &addresses, Some(&nodes(&[1]))) else {
-            panic!("it overlaps")
-        };
+        let known = nodes(&[1]);
+        let seen = |networks| place(id(1), key(1), networks, &addresses, Some(&known));
+        let default = Networks::default();
+        let Place::Unfit(cause) = seen(default) else { panic!("it overlaps") };
         assert!(cause.starts_with("the address 10.224.9.9 of this node is in 10.224.0.0/16"));
+        // The network of pods is the default one, since the record is of it.
+        let chosen = Networks { services: "172.24.0.0/16".parse().unwrap(), ..default };
+        let Place::Mesh { mesh, .. } = seen(chosen) else { panic!("the address is in no network") };
+        assert_eq!(mesh.routes, [chosen.pods, chosen.services]);
     }
 
     #[test]

@@ -34,7 +34,7 @@ use std::path::Path;
 
 use polis_runtime::logtree::Sink;
 use polis_runtime::sys::process::{Command, Error};
-use polis_wire::pod_network::{PODS, SERVICES};
+use polis_wire::pod_network::Networks;
 
 use super::DEVICE;
 
@@ -48,16 +48,16 @@ pub const POLICY_TABLE: &str = "polis-policy";
 /// The interfaces of pods on their node: the program of the pod network names them so.
 const POD_INTERFACES: &str = "veth*";
 
-/// The input of `nft` that makes the table, or that removes it. `nft` carries out one input
-/// in one transaction: no packet passes between the old table and the new one.
+/// The input of `nft` that makes the table for these networks, or that removes it. `nft` carries
+/// out one input in one transaction: no packet passes between the old table and the new one.
 #[must_use]
-pub fn text(wanted: bool) -> String {
+pub fn text(wanted: Option<Networks>) -> String {
     // The first line makes the table if there is none, so that the second one can succeed.
     let gone = format!("table {TABLE}\ndelete table {TABLE}\n");
-    if !wanted {
+    let Some(Networks { pods, services }) = wanted else {
         let policy = format!("inet {POLICY_TABLE}");
         return format!("{gone}table {policy}\ndelete table {policy}\n");
-    }
+    };
     // Packets that a pod sends to a pod keep their addresses, on every way: policies look at
     // them. `fully-random`: two connections never race for the lowest free port.
     format!(
@@ -66,8 +66,8 @@ pub fn text(wanted: bool) -> String {
          \t\ttype filter hook prerouting priority raw; policy accept;\n\
          \t\tiifname {{ \"lo\", \"{DEVICE}\" }} accept\n\
          \t\tiifname \"{POD_INTERFACES}\" jump pod\n\
-         \t\tip daddr {{ {PODS}, {SERVICES} }} counter drop\n\
-         \t\tip saddr {{ {PODS}, {SERVICES} }} counter drop\n\
+         \t\tip daddr {{ {pods}, {services} }} counter drop\n\
+         \t\tip saddr {{ {pods}, {services} }} counter drop\n\
          \t}}\n\
          \tchain pod {{\n\
          \t\tmeta nfproto ipv6 counter drop\n\
@@ -81,7 +81,7 @@ pub fn text(wanted: bool) -> String {
          \t}}\n\
          \tchain postrouting {{\n\
          \t\ttype nat hook postrouting priority srcnat; policy accept;\n\
-         \t\tip saddr {PODS} ip daddr != {PODS} oifname != \"{DEVICE}\" masquerade fully-random\n\
+         \t\tip saddr {pods} ip daddr != {pods} oifname != \"{DEVICE}\" masquerade fully-random\n\
          \t}}\n\
          }}\n"
     )
@@ -92,7 +92,7 @@ pub fn text(wanted: bool) -> String {
 /// # Errors
 ///
 /// [`Error`] when `nft` cannot be started, or rejects its input.
-pub async fn apply(nft: &Path, wanted: bool, log: Sink) -> Result<(), Error> {
+pub async fn apply(nft: &Path, wanted: Option<Networks>, log: Sink) -> Result<(), Error> {
     let command = Command::new(nft).args(["-f", "-"]).input(text(wanted).into_bytes());
     command.log(log).run().await.map(drop)
 }
@@ -103,7 +103,7 @@ mod tests {
 
     #[test]
     fn others_do_not_reach_pods_and_pods_leave_with_the_address_of_their_node() {
-        insta::assert_snapshot!(text(true), @r#"
+        insta::assert_snapshot!(text(Some(Networks::default())), @r#"
         table inet polis
         delete table inet polis
         table inet polis {
@@ -130,7 +130,15 @@ mod tests {
         	}
         }
         "#);
-        insta::assert_snapshot!(text(false), @r"
+        let own = Networks {
+            pods: "172.16.0.0/13".parse().unwrap(),
+            services: "172.24.0.0/16".parse().unwrap(),
+        };
+        let default = text(Some(Networks::default()));
+        let renamed = default.replace("10.192.0.0/11", "172.16.0.0/13");
+        let renamed = renamed.replace("10.224.0.0/16", "172.24.0.0/16");
+        assert_eq!(text(Some(own)), renamed);
+        insta::assert_snapshot!(text(None), @r"
         table inet polis
         delete table inet polis
         table inet polis-policy

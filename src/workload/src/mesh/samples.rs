@@ -5,6 +5,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use polis_proto::v1;
 use polis_wire::identity::NodeId;
 use polis_wire::node_roles::{Nodes, Role};
+use polis_wire::pod_network::Networks;
 
 use super::key::PublicKey;
 use super::records::{Place, place};
@@ -45,5 +46,5 @@ pub(super) fn nodes(numbers: &[u8]) -> Nodes {
 
 /// The place of the node 1 in these records.
 pub(super) fn seen(nodes: &Nodes) -> Place {
-    place(id(1), key(1), &OWN, Some(nodes))
+    place(id(1), key(1), Networks::default(), &OWN, Some(nodes))
 }

@@ -57,6 +57,7 @@ use polis_runtime::supervisor::{Context, blocking};
 use polis_runtime::sys::process;
 use polis_wire::identity::NodeId;
 use polis_wire::node_roles::{Nodes, has_kubernetes};
+use polis_wire::pod_network::Networks;
 
 /// Between two looks at the kernel: handshakes are two minutes apart, and nothing else
 /// changes the device.
@@ -117,6 +118,8 @@ pub struct Service {
     pub cluster: watch::Receiver<cluster::Status>,
     /// The roles that the cluster gives to it; `None` before it knows them.
     pub roles: watch::Receiver<Option<v1::NodeRoles>>,
+    /// The networks of pods and Services, known before the roles are.
+    pub networks: watch::Receiver<Networks>,
     /// Its addresses.
     pub network: watch::Receiver<network::Status>,
     /// Every node; `None` before the first message of a leader.
@@ -195,8 +198,8 @@ struct Run {
     leader_until: Option<Instant>,
     /// Whether they were.
     recalled: bool,
-    /// Whether the kernel has the table of rules; `None` at first.
-    rules: Option<bool>,
+    /// The networks of the table of rules that this run has set; `None` without one.
+    rules: Option<Networks>,
     /// The kernel has nothing of the mesh, so there is nothing to look at.
     clean: bool,
     /// The mesh that the kernel has had since this moment: the records change more often than
@@ -251,6 +254,8 @@ impl Service {
                 *self.roles.borrow_and_update(),
                 &self.containerd.borrow_and_update(),
             );
+            // After the roles, before which they are written.
+            let networks = *self.networks.borrow_and_update();
             let addresses = self.network.borrow_and_update().addresses();
             let nodes = self.nodes.borrow_and_update().clone();
             let pass = async {
@@ -258,7 +263,8 @@ impl Service {
                     Wanted::Stays => Ok(self.outputs.status.borrow().clone()),
                     Wanted::Nothing => self.remove(&mut run, &ctx).await,
                     Wanted::Mesh(own) => {
-                        self.build(own, &addresses, nodes.as_deref(), &mut run, &ctx).await
+                        let nodes = nodes.as_deref();
+                        self.build(own, networks, &addresses, nodes, &mut run, &ctx).await
                     }
                 }
             };
@@ -290,6 +296,7 @@ impl Service {
             // Cancel-safe, all of them: they wait for event values or the time.
             changed = self.cluster.changed() => changed.map_err(|_closed| Closed("the cluster")),
             changed = self.roles.changed() => changed.map_err(|_closed| Closed("the roles")),
+            changed = self.networks.changed() => changed.map_err(|_closed| Closed("the networks")),
             changed = self.network.changed() => changed.map_err(|_closed| Closed("the network")),
             changed = self.nodes.changed() => changed.map_err(|_closed| Closed("the nodes")),
             changed = self.containerd.changed() => {
@@ -359,10 +366,11 @@ impl Service {
         wait
     }
 
-    /// Makes the mesh as the records have it.
+    /// Makes the mesh of this node in the networks of its cluster, as the records have it.
     async fn build(
         &self,
         own: NodeId,
+        networks: Networks,
         addresses: &[IpAddr],
         nodes: Option<&Nodes>,
         run: &mut Run,
@@ -374,7 +382,8 @@ impl Service {
         publish(&self.outputs.key, Some(key.public()));
         let last = self.last(nodes, run).await;
         let known = nodes.or(last.as_deref());
-        let (mesh, prefix, names, rejected) = match place(own, key.public(), addresses, known) {
+        let place = place(own, key.public(), networks, addresses, known);
+        let (mesh, prefix, names, rejected) = match place {
             Place::Waiting(what) => {
                 if nodes.is_some() {
                     // The addresses may be another node's by now.
@@ -400,12 +409,12 @@ impl Service {
             info!(changed, peers = mesh.peers.len(), %prefix, "the mesh is in place");
         }
         self.accept_answers().await;
-        if run.rules != Some(true) {
-            self.rules(true, ctx).await?;
+        if run.rules != Some(networks) {
+            self.rules(Some(networks), ctx).await?;
             // The kernel has the table of connections from these rules on.
             let proc = self.config.proc.clone();
             blocking(move || ground::allow_connections(&proc)).await;
-            run.rules = Some(true);
+            run.rules = Some(networks);
         }
         publish(&self.outputs.prefix, Some(prefix));
         let mut peers = BTreeMap::new();
@@ -459,9 +468,9 @@ impl Service {
         let found = kernel::connected::<_, kernel::Error>(find).await?;
         // The device is last: while it is there, the next pass removes the rules, too, also where
         // this one, or the run, is cut off in between.
-        if found.is_some() || run.rules == Some(true) {
-            self.rules(false, ctx).await?;
-            run.rules = Some(false);
+        if found.is_some() || run.rules.is_some() {
+            self.rules(None, ctx).await?;
+            run.rules = None;
         }
         if let Some(index) = found {
             let delete = async |kernel: &Kernel| kernel.delete(index).await;
@@ -491,7 +500,7 @@ impl Service {
         }
     }
 
-    async fn rules(&self, wanted: bool, ctx: &Context) -> Result<(), Error> {
+    async fn rules(&self, wanted: Option<Networks>, ctx: &Context) -> Result<(), Error> {
         let log = ctx.sink("nft", Parser::Raw);
         rules::apply(&self.config.nft, wanted, log).await.map_err(Error::Rules)
     }

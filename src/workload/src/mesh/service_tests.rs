@@ -133,13 +133,15 @@ async fn story_without_a_leader() {
     let (_cluster, cluster) = watch::channel(home());
     let worker = Role::record(&[Role::KubernetesWorker]);
     let (given, roles) = watch::channel(Some(worker));
+    let (_networks, networks) = watch::channel(Networks::default());
     let (_network, network) = watch::channel(network::Status::default());
     let (known, nodes) = watch::channel(None);
     let (pods, containerd) = watch::channel(runtime::Status::Ending);
     let parts = Parts::new(watch::Sender::default(), ctx.lines().clone());
     let outputs = Outputs::default();
     let (mut status, mut shown) = (outputs.status.subscribe(), outputs.last.subscribe());
-    let service = Service { config, cluster, roles, network, nodes, containerd, outputs, parts };
+    let service =
+        Service { config, cluster, roles, networks, network, nodes, containerd, outputs, parts };
     let story = async {
         tried(&mut status).await;
         let places = shown.wait_for(Option::is_some).await.unwrap().clone().unwrap();
@@ -176,6 +178,7 @@ async fn story_of_a_removal() {
         config: Config { nft: base.path().join("no-nft"), ..live },
         cluster: watch::channel(home()).1,
         roles: watch::channel(None).1,
+        networks: watch::channel(Networks::default()).1,
         network: watch::channel(network::Status::default()).1,
         nodes: watch::channel(None).1,
         containerd: watch::channel(runtime::Status::Stopped).1,
@@ -205,6 +208,7 @@ async fn story() {
     let (ctx, mut handles) = Context::for_test();
     let (_cluster, cluster) = watch::channel(home());
     let (given, roles) = watch::channel(None);
+    let (_networks, networks) = watch::channel(Networks::default());
     let (_network, network) = watch::channel(network::Status::default());
     let (known, nodes) = watch::channel(None);
     let stack = watch::Sender::<parts::Status>::default();
@@ -215,9 +219,17 @@ async fn story() {
     config.nft = base.path().join("no-nft");
     let parts = Parts::new(stack.clone(), ctx.lines().clone());
     let (pods, containerd) = watch::channel(runtime::Status::Ending);
-    let outputs_of = outputs.clone();
-    let service =
-        Service { config, cluster, roles, network, nodes, containerd, outputs: outputs_of, parts };
+    let service = Service {
+        config,
+        cluster,
+        roles,
+        networks,
+        network,
+        nodes,
+        containerd,
+        outputs: outputs.clone(),
+        parts,
+    };
     let story = async {
         given.send_replace(Some(Role::record(&[Role::KubernetesWorker])));
         let key = key.wait_for(Option::is_some).await.unwrap().unwrap();

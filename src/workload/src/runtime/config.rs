@@ -9,6 +9,7 @@ use std::path::Path;
 use super::gvisor;
 use polis_base::files::Root;
 use polis_runtime::sys::cgroup::Group;
+use polis_wire::parameters::Proxy;
 
 /// The image of the pause container of every pod.
 pub const PAUSE: &str = "polis.internal/pause:1";
@@ -209,15 +210,23 @@ ConfigPath = {config}
 }
 
 /// The only variables in containerd's environment. Its children find `runc`, the shims and
-/// `nft` by the first.
+/// `nft` by the first. Pulls of images go through the proxy; containers do not get the variables.
 #[must_use]
-pub fn environment(tree: &Root) -> [(&'static str, String); 2] {
+pub fn environment(tree: &Root, proxy: Option<&Proxy>) -> Vec<(&'static str, String)> {
     let scratch = tree.ephemeral.containerd_scratch.path().display().to_string();
-    [("PATH", "/usr/bin:/usr/sbin".to_owned()), ("TMPDIR", scratch)]
+    let mut variables = vec![("PATH", "/usr/bin:/usr/sbin".to_owned()), ("TMPDIR", scratch)];
+    if let Some(proxy) = proxy {
+        variables.push(("HTTP_PROXY", proxy.url()));
+        variables.push(("HTTPS_PROXY", proxy.url()));
+        variables.push(("NO_PROXY", proxy.direct().join(",")));
+    }
+    variables
 }
 
 #[cfg(test)]
 mod tests {
+    use polis_proto::v1;
+
     use super::*;
 
     #[test]
@@ -265,8 +274,27 @@ mod tests {
 
     #[test]
     fn programs_are_found_by_their_path_only() {
-        let variables = environment(&Root::live());
-        assert_eq!(variables[0], ("PATH", "/usr/bin:/usr/sbin".to_owned()));
-        assert_eq!(variables[1], ("TMPDIR", "/ephemeral/containerd/tmp".to_owned()));
+        let variables = environment(&Root::live(), None);
+        let path = ("PATH", "/usr/bin:/usr/sbin".to_owned());
+        assert_eq!(variables, [path, ("TMPDIR", "/ephemeral/containerd/tmp".to_owned())]);
+    }
+
+    #[test]
+    fn pulls_go_through_the_proxy_but_for_the_cluster_itself() {
+        let message = v1::ProxyConfiguration {
+            url: "http://proxy.example:3128".to_owned(),
+            direct: vec!["registry.example".to_owned(), "192.0.2.0/24".to_owned()],
+            own: vec!["cluster.internal".to_owned(), "10.192.0.0/11".to_owned()],
+        };
+        let proxy = polis_wire::parameters::proxy(&message, "proxy").unwrap().unwrap();
+        let variables = environment(&Root::live(), Some(&proxy));
+        let direct = "localhost,127.0.0.0/8,::1/128,cluster.local,cluster.internal,10.192.0.0/11,\
+                      registry.example,192.0.2.0/24";
+        let expected = [
+            ("HTTP_PROXY", "http://proxy.example:3128"),
+            ("HTTPS_PROXY", "http://proxy.example:3128"),
+            ("NO_PROXY", direct),
+        ];
+        assert_eq!(variables[2..], expected.map(|(name, value)| (name, value.to_owned())));
     }
 }

@@ -1,13 +1,17 @@
 //! One process of containerd: prepared, started, asked for its health, and ended.
 //!
 //! The run ends with the process, and the supervisor starts another one; pods go on meanwhile.
-//! A run that is cancelled ends the pods first: their shims clean up while containerd is there.
+//! When the proxy changes, which containerd reads at its start only, the same run starts the next
+//! process. A run that is cancelled ends the pods first: their shims clean up while containerd is
+//! there.
 //!
 //! What this module does not do: decide whether the node runs pods, or end the pods of a
 //! containerd that is down (`service`).
 
+use std::convert::Infallible;
 use std::time::Duration;
 
+use futures::FutureExt as _;
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tonic::transport::{Channel, Endpoint};
@@ -24,6 +28,7 @@ use polis_runtime::supervisor::{Context, blocking};
 use polis_runtime::sys::cgroup::Group;
 use polis_runtime::sys::process::{self, Child, Command};
 use polis_wire::node_roles::Role;
+use polis_wire::parameters::Proxy;
 
 /// Between two looks at a containerd that does not answer yet.
 const LOOK_SOON: Duration = Duration::from_millis(250);
@@ -86,7 +91,18 @@ pub enum Error {
 #[derive(Clone, Debug)]
 pub(super) struct Daemon {
     pub(super) config: Config,
+    /// The proxy of the cluster.
+    pub(super) proxy: watch::Receiver<Option<Proxy>>,
     pub(super) status: watch::Sender<Status>,
+}
+
+/// Why a process ended without a failure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ended {
+    /// The run was cancelled; the pods have ended.
+    Cancelled,
+    /// The cluster has another proxy; the pods go on.
+    Outdated,
 }
 
 impl Daemon {
@@ -96,29 +112,38 @@ impl Daemon {
     ///
     /// [`Error`]; the supervisor starts a fresh run.
     pub(super) async fn run(self, ctx: Context) -> Result<(), Error> {
-        let ended = Box::pin(self.once(&ctx)).await;
-        if let Err(error) = &ended {
-            self.status.send_replace(Status::Failed(cause::line(error)));
+        loop {
+            match Box::pin(self.once(&ctx)).await {
+                // The service ends the pods of a containerd that is down.
+                Ok(Ended::Outdated) if ctx.cancelled().now_or_never().is_some() => return Ok(()),
+                Ok(Ended::Outdated) => info!("containerd starts again with another proxy"),
+                Ok(Ended::Cancelled) => return Ok(()),
+                Err(error) => {
+                    self.status.send_replace(Status::Failed(cause::line(&error)));
+                    return Err(error);
+                }
+            }
         }
-        ended
     }
 
-    async fn once(&self, ctx: &Context) -> Result<(), Error> {
+    async fn once(&self, ctx: &Context) -> Result<Ended, Error> {
         self.status.send_replace(Status::Starting);
         // Not cut off by a cancellation: a mount of it must not come after the last unmount.
         Box::pin(self.prepare()).await?;
-        let mut child = self.command(ctx).spawn().await?;
+        let proxy = self.proxy.borrow().clone();
+        let mut child = self.command(ctx, proxy.as_ref()).spawn().await?;
         let ended = tokio::select! {
             // Cancel-safe, all of them: the child is ended below, and the rest waits or asks.
-            served = self.serve(ctx) => served,
+            served = self.serve(ctx) => served.map(|never| match never {}),
             exit = child.wait() => Err(child.failed(exit?).into()),
+            () = outdated(self.proxy.clone(), proxy.as_ref()) => Ok(Ended::Outdated),
             () = ctx.cancelled() => {
                 self.status.send_replace(Status::Ending);
                 ground::pods::end(&self.config.ground.cgroup, PODS_AT_END).await;
-                Ok(())
+                Ok(Ended::Cancelled)
             }
         };
-        if ended.is_err() {
+        if !matches!(ended, Ok(Ended::Cancelled)) {
             self.status.send_replace(Status::Starting);
         }
         end(&mut child).await?;
@@ -138,7 +163,7 @@ impl Daemon {
         Ok(blocking(move || ground::prepare(&ground, &[Role::KubernetesWorker])).await?)
     }
 
-    fn command(&self, ctx: &Context) -> Command {
+    fn command(&self, ctx: &Context, proxy: Option<&Proxy>) -> Command {
         let ephemeral = &self.config.tree.ephemeral;
         let mut command = Command::new(&self.config.binary)
             .arg("--config")
@@ -148,7 +173,7 @@ impl Daemon {
             .open_files(OPEN_FILES)
             .processes(PROCESSES)
             .log(ctx.sink("containerd", Parser::Json));
-        for (name, value) in config::environment(&self.config.tree) {
+        for (name, value) in config::environment(&self.config.tree, proxy) {
             command = command.env(name, value);
         }
         match Group::Containerd.existing() {
@@ -159,7 +184,7 @@ impl Daemon {
 
     /// Imports the images, then asks for its health again and again. Ends with an error
     /// only.
-    async fn serve(&self, ctx: &Context) -> Result<(), Error> {
+    async fn serve(&self, ctx: &Context) -> Result<Infallible, Error> {
         let folder = self.config.images.clone();
         let images = blocking(move || layout::read(&folder)).await?;
         let (channel, first) = self.connected().await?;
@@ -222,6 +247,14 @@ impl Daemon {
     }
 }
 
+/// Waits until the cluster has another proxy than `known`. Cancel-safe.
+async fn outdated(mut proxy: watch::Receiver<Option<Proxy>>, known: Option<&Proxy>) {
+    if proxy.wait_for(|proxy| proxy.as_ref() != known).await.is_err() {
+        // Its owner ends with the node, which cancels this run.
+        std::future::pending::<()>().await;
+    }
+}
+
 /// Ends a process that has not ended by itself.
 async fn end(child: &mut Child) -> Result<(), process::Error> {
     if child.id().is_some() {
@@ -264,6 +297,7 @@ pub(super) fn write_files(config: &Config, handler: config::Gvisor) -> Result<()
 mod tests {
     use std::path::Path;
 
+    use polis_proto::v1;
     use tokio::net::UnixListener;
     use tokio::time::timeout;
 
@@ -271,7 +305,7 @@ mod tests {
 
     fn daemon(base: &Path) -> Daemon {
         let config = Config::live(&files::Root::at(base));
-        Daemon { config, status: watch::Sender::default() }
+        Daemon { config, proxy: watch::channel(None).1, status: watch::Sender::default() }
     }
 
     /// Why it gives up, and not before its time.
@@ -302,6 +336,23 @@ mod tests {
         let _listener = UnixListener::bind(sockets.client()).unwrap();
         let said = given_up(&daemon).await;
         assert!(said.contains("15 minutes") && said.contains("no answer"), "{said}");
+    }
+
+    #[tokio::test]
+    async fn another_proxy_starts_containerd_again_and_the_same_one_does_not() {
+        let named = |url: &str| {
+            let message = v1::ProxyConfiguration { url: url.to_owned(), ..Default::default() };
+            polis_wire::parameters::proxy(&message, "proxy").unwrap()
+        };
+        let (first, second) = (named("http://a.example:3128"), named("http://b.example:3128"));
+        for (known, other) in [(None, first.clone()), (first.clone(), second), (first, None)] {
+            let sender = watch::Sender::new(known.clone());
+            let mut waits = std::pin::pin!(outdated(sender.subscribe(), known.as_ref()));
+            sender.send_replace(known.clone());
+            assert!(waits.as_mut().now_or_never().is_none());
+            sender.send_replace(other);
+            assert!(waits.as_mut().now_or_never().is_some());
+        }
     }
 
     #[test]

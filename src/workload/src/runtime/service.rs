@@ -39,6 +39,7 @@ use polis_runtime::event::Closed;
 use polis_runtime::logtree::Parser;
 use polis_runtime::supervisor::{Child, Context, Policy, blocking};
 use polis_wire::node_roles::Role;
+use polis_wire::parameters::Proxy;
 
 /// How long pods have to end when the role is taken away: Kubernetes' own default.
 const PODS_WITHOUT_ROLE: Duration = Duration::from_secs(30);
@@ -72,6 +73,8 @@ pub struct Service {
     pub workload: watch::Receiver<crate::Status>,
     /// The cards, bonds and VLANs, of which one may come at any time.
     pub network: watch::Receiver<network::Status>,
+    /// The proxy of the cluster; `None` without one, and before it is known.
+    pub proxy: watch::Receiver<Option<Proxy>>,
     /// The state that the rest of the node reads.
     pub status: watch::Sender<Status>,
     /// The pods; `None` while containerd does not answer.
@@ -136,8 +139,8 @@ impl Service {
 
     fn start(&self, ctx: &Context) -> Child {
         self.status.send_replace(Status::Starting);
-        let Self { config, status, .. } = self.clone();
-        let daemon = Daemon { config, status };
+        let Self { config, proxy, status, .. } = self.clone();
+        let daemon = Daemon { config, proxy, status };
         ctx.spawn("containerd", Policy::forever(), move |ctx| daemon.clone().run(ctx))
     }
 

@@ -39,6 +39,7 @@ struct Bench {
     storage: watch::Sender<storage::Status>,
     workload: watch::Sender<crate::Status>,
     network: watch::Sender<network::Status>,
+    _proxy: watch::Sender<Option<Proxy>>,
 }
 
 impl Bench {
@@ -52,6 +53,7 @@ impl Bench {
         let pods = watch::Sender::default();
         let (workload, parts) = watch::channel(crate::Status::default());
         let (network, links) = watch::channel(network::Status::default());
+        let (_proxy, proxy) = watch::channel(None);
         let service = Service {
             config,
             cluster,
@@ -59,10 +61,11 @@ impl Bench {
             storage: mounted,
             workload: parts,
             network: links,
+            proxy,
             status,
             pods,
         };
-        Self { service, _cluster, given, storage, workload, network }
+        Self { service, _cluster, given, storage, workload, network, _proxy }
     }
 
     /// As an earlier containerd has left the machine: it was prepared, and a pod and its shim

@@ -13,7 +13,6 @@ use polis_runtime::sys::cgroup::Group;
 use polis_wire::identity::NodeId;
 use polis_wire::node_roles::{RESERVED_CONTROLLER, RESERVED_SYSTEM, RESERVED_WORKER};
 use polis_wire::pki::WorkerPurpose;
-use polis_wire::pod_network::PODS;
 
 /// Where kubelet answers for its health, on loopback.
 pub(super) const KUBELET_HEALTH: u16 = 10248;
@@ -156,7 +155,7 @@ pub(super) fn kube_proxy(site: &Site, node: NodeId) -> Vec<u8> {
         "mode": "nftables",
         "clientConnection": {"kubeconfig": site.run.kube_proxy.path()},
         "hostnameOverride": node.to_string(),
-        "clusterCIDR": PODS.to_string(),
+        "clusterCIDR": site.networks.pods.to_string(),
         "detectLocalMode": "ClusterCIDR",
         "healthzBindAddress": site.loopback_port(PROXY_HEALTH).to_string(),
         "metricsBindAddress": site.loopback_port(PROXY_METRICS).to_string(),
@@ -262,7 +261,7 @@ pub(crate) fn pair(data: &Kubernetes, purpose: WorkerPurpose) -> Pair {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::site::live;
+    use crate::site::{live, with_networks};
 
     fn text(bytes: &[u8]) -> String {
         String::from_utf8(bytes.to_vec()).unwrap()
@@ -281,6 +280,8 @@ mod tests {
     fn kube_proxy_uses_nftables() {
         let node = NodeId::from_public_key(&[7; 32]);
         let text = text(&kube_proxy(&live(), node)).replace(&node.to_string(), "NODE");
+        let own = self::text(&kube_proxy(&with_networks(), node));
+        assert!(own.contains(r#""clusterCIDR": "172.16.0.0/13""#), "{own}");
         insta::assert_snapshot!(text);
     }
 

@@ -44,14 +44,15 @@ use tonic::body::Body;
 use tonic::{Code, Response, Status};
 use tracing::{info, warn};
 
+use super::changes::By;
 use super::kinds::{Kinds, STRANGERS};
+use super::objects::what;
 use super::{Handlers, Lead};
 use crate::curator::audit::{LINES, cut};
 use polis_runtime::event::Closed;
 use polis_runtime::supervisor::Context;
 use polis_wire::audit::layer::{self, Answer, Audit, Handler, UnderWay};
 use polis_wire::audit::{begun, reason};
-use polis_wire::node_roles::Role;
 use polis_wire::rpc::{self, Caller, Peer};
 
 /// Whether a call has an entry.
@@ -113,6 +114,10 @@ fn kind(path: &str) -> Kind {
 #[derive(Clone, Copy, Debug)]
 struct Unchanged;
 
+/// In the answer of a handler: the text behind the object of the call in its entry.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Found(pub(super) &'static str);
+
 /// The answer of a call that has changed something or not.
 pub(super) fn answer<T>(message: T, changed: bool) -> Response<T> {
     let mut answer = Response::new(message);
@@ -173,12 +178,14 @@ impl Audit for Handlers {
             Err(status) => return Ok(status.into_http()),
         };
         let runs_on = runs_on(kind, request.uri().path(), message.as_deref().unwrap_or_default());
+        let caller = request.extensions().get::<Caller>();
+        let by = caller.map_or(By::Stranger, |caller| by(&caller.peer));
         let changes = self.0.changes.clone();
         let call = self.serve_audited(kind, handler, request, message);
         if !runs_on {
             return call.await;
         }
-        let answer = changes.run(call).await;
+        let answer = changes.run(by, call).await;
         answer.unwrap_or_else(|| Ok(Status::unavailable(UNANSWERED).into_http()))
     }
 }
@@ -201,8 +208,11 @@ impl Handlers {
         };
         let tell = |entry| self.0.attempts.tell(not_done(&peer, entry));
         // This future may be dropped before its end: the change may have happened.
-        let call = UnderWay::new(entry, tell);
+        let mut call = UnderWay::new(entry, tell);
         let response = handler.call(request).await?;
+        if let Some(Found(text)) = response.extensions().get::<Found>() {
+            call.add(text);
+        }
         let status = Status::from_header_map(response.headers());
         if let Some(status) = status.filter(|status| status.code() != Code::Ok) {
             let entry = call.end();
@@ -249,14 +259,22 @@ impl Handlers {
 /// The entry of a call that was not done, as it is counted. A caller without a certificate of the
 /// cluster is not named: its key and its address say nothing, and it has many.
 fn not_done(peer: &Peer, entry: AuditEntry) -> AuditEntry {
-    match peer {
-        Peer::Node(_) | Peer::User { .. } => entry,
-        Peer::None | Peer::Key(_) => AuditEntry {
+    match by(peer) {
+        By::Member => entry,
+        By::Stranger => AuditEntry {
             who: STRANGERS.to_owned(),
             key: String::new(),
             from: String::new(),
             ..entry
         },
+    }
+}
+
+/// Whether a caller has a certificate of the cluster.
+fn by(peer: &Peer) -> By {
+    match peer {
+        Peer::Node(_) | Peer::User { .. } => By::Member,
+        Peer::None | Peer::Key(_) => By::Stranger,
     }
 }
 
@@ -272,63 +290,6 @@ fn unwritten(kind: Kind) -> Status {
             "the change was made, and the audit log cannot be written; try again"
         }
     })
-}
-
-/// The object of a call: never a secret of its request.
-fn what(path: &str, message: &[u8]) -> String {
-    fn read<M: Message + Default>(message: &[u8], text: impl Fn(M) -> String) -> String {
-        M::decode(message).map(text).unwrap_or_default()
-    }
-    match path.rsplit('/').next().unwrap_or(path) {
-        "ApproveNode" => read(message, |call: v1::ApproveNodeRequest| call.node_id),
-        "ConfirmRecoveryKey" => read(message, |call: v1::ConfirmRecoveryKeyRequest| call.node_id),
-        "ControlUpdate" => read(message, |call: v1::ControlUpdateRequest| {
-            call.control().as_str_name().trim_start_matches("CONTROL_").to_ascii_lowercase()
-        }),
-        "BeginUpdate" => read(message, |call: v1::BeginUpdateRequest| {
-            let version = call.bundle.unwrap_or_default().version;
-            if call.dry_run { format!("{version}, only planned") } else { version }
-        }),
-        "ConfirmFirewall" => read(message, |call: v1::ConfirmFirewallRequest| {
-            let v1::FirewallConfiguration { sources, ports } =
-                call.configuration.unwrap_or_default();
-            format!("from {}; ports {}", sources.join(" "), ports.join(" "))
-        }),
-        "ConfigureNodeNetwork" => {
-            read(message, |call: v1::ConfigureNodeNetworkRequest| call.node_id)
-        }
-        "CreateUser" => read(message, |call: v1::CreateUserRequest| {
-            let role = rpc::Role::try_from(call.role()).map(|role| format!("{role} "));
-            format!("{}{}", role.unwrap_or_default(), call.name)
-        }),
-        "DecommissionNode" => read(message, |call: v1::DecommissionNodeRequest| call.node_id),
-        "DeleteNode" => read(message, |call: v1::DeleteNodeRequest| call.node_id),
-        "DeleteRegistry" => read(message, |call: v1::DeleteRegistryRequest| call.host),
-        "GetRecoveryKey" => read(message, |call: v1::GetRecoveryKeyRequest| call.node_id),
-        "GetRegisterTicket" => read(message, |call: v1::GetRegisterTicketRequest| {
-            if call.rotate { "a new ticket" } else { "the ticket" }.to_owned()
-        }),
-        "NameNode" => read(message, |call: v1::NameNodeRequest| {
-            format!("{} {}", call.node_id, call.name).trim_end().to_owned()
-        }),
-        "RevokeUser" => read(message, |call: v1::RevokeUserRequest| call.name),
-        "SetRegistry" => read(message, |call: v1::SetRegistryRequest| {
-            call.registry.map(|registry| registry.host).unwrap_or_default()
-        }),
-        "UpdateNodeLabels" => read(message, |call: v1::UpdateNodeLabelsRequest| call.node_id),
-        "UpdateNodeRoles" => read(message, |call: v1::UpdateNodeRolesRequest| {
-            let mut text = call.node_id;
-            for (sign, roles) in [('+', call.add), ('-', call.remove)] {
-                for role in Role::given(&roles.unwrap_or_default()) {
-                    text.push(' ');
-                    text.push(sign);
-                    text.push_str(role.slug());
-                }
-            }
-            text
-        }),
-        _ => String::new(),
-    }
 }
 
 impl Lead {
@@ -447,6 +408,7 @@ fn denied(refused: rpc::Refused) -> AuditEntry {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use polis_wire::node_roles::Role;
 
     #[test]
     fn every_call_of_an_operator_is_in_the_table_in_its_order() {
@@ -560,31 +522,6 @@ mod tests {
         let mut ends = queue.0.try_lock().unwrap();
         let waits = ends.attempts.try_recv().unwrap();
         assert_eq!((waits.what.len(), waits.reason.len()), (200, 200));
-    }
-
-    #[test]
-    fn an_entry_names_what_the_call_is_about_and_no_secret() {
-        let registry = v1::Registry {
-            host: "a.example".to_owned(),
-            password: "hunter2".to_owned(),
-            ..Default::default()
-        };
-        let set = v1::SetRegistryRequest { registry: Some(registry) }.encode_to_vec();
-        assert_eq!(what("/polis.v1.Management/SetRegistry", &set), "a.example");
-        let roles = v1::UpdateNodeRolesRequest {
-            node_id: "polis-1".to_owned(),
-            add: Some(Role::record(&[Role::KubernetesWorker])),
-            remove: None,
-        };
-        let text = what("/polis.v1.Management/UpdateNodeRoles", &roles.encode_to_vec());
-        assert_eq!(text, "polis-1 +kubernetes-worker");
-        let user = v1::CreateUserRequest {
-            name: "ann".to_owned(),
-            role: v1::UserRole::Operator.into(),
-            public_key: vec![1; 32],
-        };
-        assert_eq!(what("/polis.v1.Aaa/CreateUser", &user.encode_to_vec()), "operator ann");
-        assert_eq!(what("/polis.v1.Aaa/CreateUser", &[0xff]), "", "damaged");
     }
 }
 

@@ -9,26 +9,28 @@
 //! call --[Changes::run]--> queue --> task of [Service] --> change, entry in the audit log
 //!                            |            |
 //!                            |            +--> answer; dropped if the caller has left
-//!                            +-- [RUNNING_MAX] run: the call waits, and is dropped with its caller
+//!                            +-- [RUNNING_MAX] run, or [STRANGERS_MAX] of strangers: the call
+//!                                waits, and is dropped with its caller
 //! ```
 //!
 //! Invariants:
 //! - At most [`RUNNING_MAX`] changes of all callers run. The calls that wait for one of them are
 //!   bounded as all calls are (`rpc`).
+//! - At most [`STRANGERS_MAX`] of them are of callers without a certificate of the cluster, so
+//!   that many of those do not delay users.
 //! - Every task ends with the run of the service.
 //!
 //! What this module does not do: decide which calls run here (`audit`), bound the time of a
-//! change (each request to etcd has its own bound), or keep the term: a curator that stops gives
-//! it up first, and etcd rejects what a change writes after that.
+//! change (each request to etcd has its own bound), or keep the term: a leader that stops keeps it
+//! until the changes under way have ended, for some seconds at most (`leader`), and etcd rejects
+//! what a change writes after that.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
-use tokio::sync::{Mutex, mpsc, oneshot};
+use tokio::sync::{Mutex, Semaphore, mpsc, oneshot, watch};
 use tokio::task::JoinSet;
-use tokio::time::timeout;
 use tracing::{Instrument as _, warn};
 
 use polis_runtime::event::Closed;
@@ -38,19 +40,35 @@ use polis_runtime::supervisor::Context;
 /// are written one after the other: more of them at once end no sooner.
 const RUNNING_MAX: usize = 64;
 
+/// The number of changes of callers without a certificate of the cluster. One call is open to
+/// them, which an owner makes rarely.
+const STRANGERS_MAX: usize = 8;
+const _: () = assert!(STRANGERS_MAX < RUNNING_MAX);
+
 /// The changes that are handed over and do not run yet. Such a change is carried out whether its
 /// caller stays or not, so there are few of them.
 const QUEUE: usize = 1;
 
-/// How long the changes under way may go on once the curator is to stop: as long as calls may.
-const STOP_MAX: Duration = Duration::from_secs(3);
-
 /// A call, from its change to its answer.
 type Work = BoxFuture<'static, ()>;
 
+/// Who asks for a change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum By {
+    /// A user or a node, with a certificate of the cluster.
+    Member,
+    /// A caller without one, which can make any number of keys.
+    Stranger,
+}
+
 /// The handle to run a call to its end. Cheap to clone.
 #[derive(Clone, Debug)]
-pub struct Changes(mpsc::Sender<Work>);
+pub struct Changes {
+    hand_over: mpsc::Sender<Work>,
+    /// The places of strangers.
+    strangers: Arc<Semaphore>,
+    under_way: watch::Sender<()>,
+}
 
 /// The other end of [`Changes`]; every run of [`Service`] takes it in turn.
 pub(in crate::curator) type Queue = Arc<Mutex<mpsc::Receiver<Work>>>;
@@ -60,7 +78,15 @@ impl Changes {
     #[must_use]
     pub(in crate::curator) fn channel() -> (Self, Queue) {
         let (hand_over, queue) = mpsc::channel(QUEUE);
-        (Self(hand_over), Arc::new(Mutex::new(queue)))
+        let strangers = Arc::new(Semaphore::new(STRANGERS_MAX));
+        let under_way = watch::Sender::default();
+        (Self { hand_over, strangers, under_way }, Arc::new(Mutex::new(queue)))
+    }
+
+    /// Each change that runs holds a receiver of it.
+    #[must_use]
+    pub(in crate::curator) fn under_way(&self) -> watch::Sender<()> {
+        self.under_way.clone()
     }
 
     /// Runs `work` in a task of its own, and returns its result; `None` if the curator stopped or
@@ -68,14 +94,22 @@ impl Changes {
     /// after `work` was handed over, `work` runs on.
     pub(super) async fn run<T: Send + 'static>(
         &self,
+        by: By,
         work: impl Future<Output = T> + Send + 'static,
     ) -> Option<T> {
+        let place = match by {
+            By::Member => None,
+            By::Stranger => Some(Arc::clone(&self.strangers).acquire_owned().await.ok()?),
+        };
         let (answer, answered) = oneshot::channel();
+        let under_way = self.under_way.clone();
         let work = async move {
+            let running = under_way.subscribe();
             // The caller may have left.
             let _unheard = answer.send(work.await);
+            drop((running, place));
         };
-        self.0.send(work.in_current_span().boxed()).await.ok()?;
+        self.hand_over.send(work.in_current_span().boxed()).await.ok()?;
         answered.await.ok()
     }
 }
@@ -87,7 +121,8 @@ pub(in crate::curator) struct Service {
 }
 
 impl Service {
-    /// Runs until cancelled; then the changes under way have [`STOP_MAX`].
+    /// Runs until cancelled; then it cuts off the changes that still run. The leader, which stops
+    /// before, has waited for them and given up its term: etcd rejects what they would write.
     ///
     /// # Errors
     ///
@@ -97,10 +132,12 @@ impl Service {
         let mut queue = self.queue.lock().await;
         let mut running = JoinSet::new();
         let ended = ctx.until_cancelled(start_all(&mut queue, &mut running)).await;
-        let finished = async { while running.join_next().await.is_some() {} };
-        if timeout(STOP_MAX, finished).await.is_err() {
+        while running.try_join_next().is_some() {}
+        if !running.is_empty() {
             warn!(left = running.len(), "changes are cut off because the curator stops");
         }
+        // Each reports its entry as it is cut off, and the audit stops after this service.
+        running.shutdown().await;
         ended.unwrap_or(Ok(()))
     }
 }
@@ -123,8 +160,10 @@ async fn start_all(
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use polis_runtime::supervisor::Handles;
-    use tokio::sync::{Semaphore, watch};
+    use tokio::time::timeout;
 
     use super::*;
 
@@ -176,13 +215,13 @@ mod tests {
     async fn a_change_runs_to_its_end_although_its_caller_leaves() {
         let (changes, _handles, _runs) = started();
         let steps = Steps::new();
-        let call = changes.run(steps.clone().change());
+        let call = changes.run(By::Member, steps.clone().change());
         assert!(timeout(Duration::from_secs(1), call).await.is_err(), "it waits at the gate");
         assert_eq!((*steps.begun.borrow(), *steps.done.borrow()), (1, 0));
         steps.gate.add_permits(1);
         reaches(&steps.done, 1).await;
         steps.gate.add_permits(1);
-        assert_eq!(changes.run(steps.clone().change()).await, Some("done"));
+        assert_eq!(changes.run(By::Member, steps.clone().change()).await, Some("done"));
     }
 
     #[tokio::test(start_paused = true)]
@@ -190,39 +229,68 @@ mod tests {
         let (changes, _handles, _runs) = started();
         let steps = Steps::new();
         for _call in 0..3 * RUNNING_MAX {
-            let call = changes.run(steps.clone().change());
+            let call = changes.run(By::Member, steps.clone().change());
             assert!(timeout(Duration::from_secs(1), call).await.is_err());
         }
         assert_eq!(*steps.begun.borrow(), RUNNING_MAX);
         // Those that run and those in the queue end; the others never began.
         steps.gate.add_permits(3 * RUNNING_MAX);
         reaches(&steps.done, RUNNING_MAX + QUEUE).await;
-        assert_eq!(changes.run(steps.clone().change()).await, Some("done"));
+        assert_eq!(changes.run(By::Member, steps.clone().change()).await, Some("done"));
         assert_eq!(*steps.begun.borrow(), RUNNING_MAX + QUEUE + 1);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_curator_that_stops_lets_changes_end_and_cuts_off_one_that_does_not() {
-        for ends in [true, false] {
-            let (changes, handles, mut runs) = started();
-            let steps = Steps::new();
-            let call = changes.run(steps.clone().change());
-            assert!(timeout(Duration::from_secs(1), call).await.is_err());
-            handles.cancel().await;
-            if ends {
-                steps.gate.add_permits(1);
-            }
-            timeout(STOP_MAX * 2, runs.join_next()).await.unwrap().unwrap().unwrap().unwrap();
-            steps.gate.add_permits(1);
-            tokio::time::sleep(Duration::from_secs(1)).await;
-            assert_eq!(*steps.done.borrow(), usize::from(ends));
+    async fn a_crowd_of_strangers_leaves_users_their_places() {
+        let (changes, _handles, _runs) = started();
+        let steps = Steps::new();
+        let mut crowd = JoinSet::new();
+        for _call in 0..2 * RUNNING_MAX {
+            let (changes, change) = (changes.clone(), steps.clone().change());
+            crowd.spawn(async move { changes.run(By::Stranger, change).await });
         }
+        reaches(&steps.begun, STRANGERS_MAX).await;
+        let of_a_user = changes.run(By::Member, std::future::ready(7));
+        assert_eq!(timeout(Duration::from_secs(1), of_a_user).await, Ok(Some(7)));
+        assert_eq!(*steps.begun.borrow(), STRANGERS_MAX);
+        // Each of them has its turn.
+        steps.gate.add_permits(2 * RUNNING_MAX);
+        reaches(&steps.done, 2 * RUNNING_MAX).await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_change_is_under_way_from_its_beginning_to_its_end() {
+        let (changes, _handles, _runs) = started();
+        let (under_way, steps) = (changes.under_way(), Steps::new());
+        under_way.closed().await;
+        let call = changes.run(By::Member, steps.clone().change());
+        assert!(timeout(Duration::from_secs(1), call).await.is_err(), "it waits at the gate");
+        let ended = timeout(Duration::from_secs(60), under_way.closed()).await;
+        assert!(ended.is_err(), "its caller left, and it runs on");
+        steps.gate.add_permits(1);
+        timeout(Duration::from_secs(60), under_way.closed()).await.unwrap();
+        assert_eq!(*steps.done.borrow(), 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_change_that_goes_on_when_the_curator_stops_is_cut_off_at_once() {
+        let (changes, handles, mut runs) = started();
+        let steps = Steps::new();
+        let call = changes.run(By::Member, steps.clone().change());
+        assert!(timeout(Duration::from_secs(1), call).await.is_err());
+        handles.cancel().await;
+        timeout(Duration::from_secs(1), runs.join_next()).await.unwrap().unwrap().unwrap().unwrap();
+        assert_eq!(*steps.begun.borrow(), 1);
+        changes.under_way().closed().await;
+        steps.gate.add_permits(1);
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert_eq!(*steps.done.borrow(), 0);
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_change_with_a_bug_has_no_answer_and_the_next_one_has() {
         let (changes, _handles, _runs) = started();
-        assert_eq!(changes.run(failing()).await, None);
-        assert_eq!(changes.run(std::future::ready(7)).await, Some(7));
+        assert_eq!(changes.run(By::Member, failing()).await, None);
+        assert_eq!(changes.run(By::Member, std::future::ready(7)).await, Some(7));
     }
 }

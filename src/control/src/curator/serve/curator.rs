@@ -5,18 +5,17 @@ use std::net::IpAddr;
 use polis_proto::v1;
 use polis_proto::v1::curator_server::Curator;
 use tonic::{Request, Response, Status};
-use tracing::{info, warn};
+use tracing::info;
 
 use super::{Handlers, Lead, Stream, limits, registries, seconds, untrusted, watching};
+use crate::curator::attested;
 use crate::curator::bounds;
 use crate::curator::convert;
 use crate::curator::error::Error;
 use crate::curator::nodes;
 use crate::curator::reported;
 use crate::curator::state::{Commitment, Refusal, Registration, Request as Change};
-use crate::curator::{attested, attesting};
 use polis_base::sys::clock;
-use polis_wire::attestation;
 use polis_wire::identity::{Identity, NodeId};
 use polis_wire::rpc::{Caller, Peer};
 
@@ -44,7 +43,7 @@ fn address<T>(request: &Request<T>) -> Option<IpAddr> {
 
 impl Lead {
     /// Rejects a registering machine, and adds it to the list of rejections.
-    fn reject(&self, who: Identity, from: Option<IpAddr>, error: Error) -> Status {
+    pub(super) fn reject(&self, who: Identity, from: Option<IpAddr>, error: Error) -> Status {
         let decided = error.decided().filter(|_| !error.deposed());
         if let (Some(reason), Some(from)) = (decided, from) {
             self.handlers.0.refusals.add(who.public_key, from, reason, seconds());
@@ -183,18 +182,15 @@ impl Curator for Handlers {
         let from = address(&request);
         let lead = self.lead()?;
         let request = request.into_inner();
+        if request.returns {
+            let asked = Box::pin(lead.ask_to_return(identity, from, request)).await;
+            return asked.map(Response::new);
+        }
         let name = convert::name(&request.name, "name")?;
         let v1::RegisterNodeRequest { register_ticket, join_key, tpm, labels, .. } = request;
         let boot_id = bounds::boot_id(request.boot_id, "boot_id")?;
-        let questions = &self.0.questions;
-        let judge = |told| {
-            let judged = questions.judge(identity.id, &boot_id, told, seconds())?;
-            let failed = |error: attestation::Error| {
-                attesting::failed(&boot_id, error.to_string(), seconds())
-            };
-            Some(judged.unwrap_or_else(failed))
-        };
-        let attestation = request.tpm_answer.and_then(judge);
+        let answer = request.tpm_answer;
+        let attestation = answer.and_then(|told| lead.judged(identity.id, &boot_id, told));
         let external_address = request.external_address;
         let address = convert::address(&external_address, "external_address")?;
         let registration = Registration {
@@ -220,6 +216,7 @@ impl Curator for Handlers {
         let configuration = v1::ClusterConfiguration { attestation: None, ..configuration };
         // A machine that may register is asked, unless it has just answered.
         let keys = request.tpm_keys.filter(|_keys| attestation.is_none());
+        let questions = &self.0.questions;
         let tpm_question = keys.and_then(|keys| questions.ask(identity.id, keys).ok());
         Ok(Response::new(v1::RegisterNodeResponse {
             state: node.state,
@@ -237,23 +234,29 @@ impl Curator for Handlers {
         let from = address(&request);
         let lead = self.lead()?;
         let request = request.into_inner();
-        let commitment = Commitment {
-            storage_kind: request.storage_kind(),
-            cluster_unlock_key: request.cluster_unlock_key,
-            recovery_key: request.recovery_key,
-            boot_id: bounds::boot_id(request.boot_id, "boot_id")?,
+        let certificate = match request.returns {
+            true => lead.returned(identity, from, request.boot_id).await?,
+            false => {
+                let commitment = Commitment {
+                    storage_kind: request.storage_kind(),
+                    cluster_unlock_key: request.cluster_unlock_key,
+                    recovery_key: request.recovery_key,
+                    boot_id: bounds::boot_id(request.boot_id, "boot_id")?,
+                };
+                let entered = async {
+                    self.take_change(identity.id, Change::Commit(commitment.clone()))?;
+                    lead.store().enter(identity, commitment).await
+                };
+                entered.await.map_err(|error| lead.reject(identity, from, error))?;
+                let now = clock::now();
+                let issued = Box::pin(lead.store().member_certificate(identity, now)).await;
+                issued.map_err(|error| lead.refuse(error))?.der
+            }
         };
-        let entered = async {
-            self.take_change(identity.id, Change::Commit(commitment.clone()))?;
-            lead.store().enter(identity, commitment).await
-        };
-        entered.await.map_err(|error| lead.reject(identity, from, error))?;
-        let issued = Box::pin(lead.store().member_certificate(identity, clock::now())).await;
-        let issued = issued.map_err(|error| lead.refuse(error))?;
         let authorities = lead.store().authorities().await;
         let authorities = authorities.map_err(|error| lead.refuse(error))?;
         Ok(Response::new(v1::CommitNodeResponse {
-            certificate: issued.der,
+            certificate,
             authorities: Some(authorities.to_message()),
         }))
     }
@@ -263,7 +266,7 @@ impl Curator for Handlers {
         request: Request<v1::JoinNodeRequest>,
     ) -> Result<Response<v1::JoinNodeResponse>, Status> {
         let join_key = key(&request)?;
-        let from = address(&request).map_or_else(String::new, |from| from.to_string());
+        let from = address(&request);
         let lead = self.lead()?;
         let named = request.into_inner().node_public_key;
         let named = match named.is_empty() {
@@ -273,18 +276,9 @@ impl Curator for Handlers {
         let joined = lead.store().join(&join_key, named).await;
         let (id, node) = joined.map_err(|error| lead.refuse(error))?;
         // A machine that asks has no open disk, so its node sends no heartbeat.
-        let health = lead.current().await?.borrow().node(id).map(|known| known.health);
-        if matches!(health, Some(v1::NodeHealth::Healthy | v1::NodeHealth::Unknown)) {
-            // The first question may follow the last heartbeat before a quick restart.
-            if self.0.heartbeats.ask(id) {
-                warn!(
-                    event = "copied", node = %id, address = from,
-                    "a machine asks for the key of a node's disk while the node runs"
-                );
-            }
-            return Err(lead.refuse(Refusal::Running));
-        }
+        lead.check_off(id, from).await?;
         self.0.heartbeats.given(id);
+        let from = from.map_or_else(String::new, |from| from.to_string());
         info!(event = "unlocked", node = %id, address = from, "gave a node the key of its disk");
         let cluster_unlock_key = node.cluster_unlock_key;
         Ok(Response::new(v1::JoinNodeResponse { cluster_unlock_key }))

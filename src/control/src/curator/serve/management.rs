@@ -12,6 +12,7 @@ use polis_proto::v1::management_server::Management;
 use tonic::{Request, Response, Status};
 use tracing::info;
 
+use super::audit::Found;
 use super::{Handlers, Lead, Stream, registries, seconds, snapshot};
 use crate::curator::configuration;
 use crate::curator::convert;
@@ -138,7 +139,7 @@ impl Management for Handlers {
         let heartbeats = self.0.heartbeats.clone();
         let infos = found.into_iter().map(move |(id, known)| {
             let info = convert::info(id, &known, &heartbeats);
-            Ok(if sees_keys { info } else { v1::NodeInfo { attestation: None, ..info } })
+            Ok(if sees_keys { info } else { convert::without_proofs(info) })
         });
         Ok(Response::new(Box::pin(futures::stream::iter(infos))))
     }
@@ -157,8 +158,13 @@ impl Management for Handlers {
         };
         let lead = self.lead()?;
         let approved = lead.store().approve(id, spoken.as_ref(), attestation.as_ref()).await;
-        approved.map_err(|error| lead.refuse(error))?;
-        Ok(lead.answer(v1::ApproveNodeResponse { node: Some(lead.info(id).await?) }))
+        let returns = approved.map_err(|error| lead.refuse(error))?.returning.is_some();
+        let node = Some(lead.info(id).await?);
+        let mut answer = lead.answer(v1::ApproveNodeResponse { node });
+        if returns {
+            answer.extensions_mut().insert(Found(", new certificate"));
+        }
+        Ok(answer)
     }
 
     async fn update_node_roles(

@@ -7,13 +7,15 @@ use tokio::sync::watch;
 use tonic::Status;
 
 use super::{Handlers, Lead, Stream};
-use crate::curator::configuration::Firewalls;
+use crate::curator::configuration::{self, Firewalls};
 use crate::curator::convert;
 use crate::curator::directory::{Delta, Directory, Seen};
 use crate::curator::leader::{Leadership, Term};
+use crate::curator::pod_network::networks;
 use polis_base::sys::clock;
 use polis_wire::identity::NodeId;
 use polis_wire::pki::Authorities;
+use polis_wire::pod_network::Networks;
 
 /// Nodes in one event.
 const NODES_MAX: usize = 256;
@@ -35,6 +37,8 @@ struct Watcher {
     time: Option<v1::TimeConfiguration>,
     /// The targets of logs that were sent last; `None` before the first event.
     log: Option<v1::LogConfiguration>,
+    /// The proxy that was sent last; `None` before the first event.
+    proxy: Option<v1::ProxyConfiguration>,
     /// The firewall and its trial that were sent last; `None` before the first event.
     firewall: Option<Firewalls>,
     /// The users that were sent last; `None` before the first event.
@@ -63,6 +67,7 @@ pub(super) async fn watch(
         crl: Arc::default(),
         time: None,
         log: None,
+        proxy: None,
         firewall: None,
         users: None,
         authorities: None,
@@ -84,7 +89,7 @@ impl Watcher {
             if self.leadership.borrow_and_update().term.as_ref() != Some(&self.term) {
                 return Err(self.handlers.not_leader());
             }
-            let (delta, all, crl, time, log, firewall, users, authorities) = {
+            let (delta, all, crl, time, log, proxy, firewall, users, authorities) = {
                 let directory = self.directory.borrow_and_update();
                 let (delta, all) = self.seen.delta(&directory, self.only, NODES_MAX);
                 let configuration = directory.configuration();
@@ -93,14 +98,16 @@ impl Watcher {
                     cluster_domain: configuration.cluster_domain.clone(),
                     ..configuration.log.clone().unwrap_or_default()
                 };
+                let proxy = configuration::proxy(configuration);
                 let firewall = Firewalls::of(configuration);
                 let (crl, users) = (directory.crl(), directory.admitted());
-                (delta, all, crl, time, log, firewall, users, directory.authorities())
+                (delta, all, crl, time, log, proxy, firewall, users, directory.authorities())
             };
             let caught_up = all && !self.current;
             let revoked = crl != self.crl;
             let new_time = (self.time.as_ref() != Some(&time)).then_some(time);
             let new_log = (self.log.as_ref() != Some(&log)).then_some(log);
+            let new_proxy = (self.proxy.as_ref() != Some(&proxy)).then_some(proxy);
             let new_firewall = (self.firewall.as_ref() != Some(&firewall)).then_some(firewall);
             let new_users = (self.users.as_ref() != Some(&users)).then_some(users);
             let rotated = authorities != self.authorities;
@@ -108,6 +115,7 @@ impl Watcher {
                 || rotated
                 || new_time.is_some()
                 || new_log.is_some()
+                || new_proxy.is_some()
                 || new_firewall.is_some()
                 || new_users.is_some();
             if caught_up || news || delta != Delta::default() {
@@ -116,6 +124,7 @@ impl Watcher {
                 self.crl = crl;
                 self.time = new_time.clone().or_else(|| self.time.take());
                 self.log = new_log.clone().or_else(|| self.log.take());
+                self.proxy = new_proxy.clone().or_else(|| self.proxy.take());
                 // A trial that began before this event is shorter now.
                 let order = new_firewall.as_ref().map(|new| new.order(clock::now()));
                 self.firewall = new_firewall.or_else(|| self.firewall.take());
@@ -127,6 +136,7 @@ impl Watcher {
                     crl: sent_crl,
                     time: new_time,
                     log: new_log,
+                    proxy: new_proxy,
                     firewall: order,
                     users: sent_users,
                     authorities: sent,
@@ -150,8 +160,7 @@ impl Watcher {
         let heartbeats = &self.handlers.0.heartbeats;
         // Nodes need no proofs of others, and the keys in them name machines for life.
         let info = |(id, known): &(NodeId, _)| {
-            let mut info = convert::info(*id, known, heartbeats);
-            info.attestation = None;
+            let mut info = convert::without_proofs(convert::info(*id, known, heartbeats));
             if self.caller.is_some_and(|caller| caller != *id) {
                 info.network_order = None;
                 if let Some(status) = &mut info.status {
@@ -160,7 +169,9 @@ impl Watcher {
             }
             info
         };
+        let networks = networks(self.directory.borrow().configuration());
         v1::WatchEvent {
+            networks: networks.ok().map(Networks::to_message),
             nodes: delta.nodes.iter().map(info).collect(),
             gone: delta.gone.iter().map(ToString::to_string).collect(),
             current: self.current,

@@ -27,13 +27,14 @@ use crate::consensus::client::User;
 use crate::curator::budgets::Budgets;
 use crate::curator::convert;
 use crate::curator::error::Error;
-use crate::curator::pod_network::check_address;
+use crate::curator::pod_network::{check_address, networks};
 use crate::curator::state::Refusal;
 use polis_base::sys::clock;
 use polis_wire::identity::NodeId;
 use polis_wire::pki::{
     self, Issued, Namespace, Reason, Store, WorkerPurpose, kubernetes_authority,
 };
+use polis_wire::pod_network::Networks;
 
 /// Attempts while others write: another part of the same node asks at the same moment, and a
 /// controller makes the authority.
@@ -104,8 +105,9 @@ impl Lead {
         // The node asks again within the hour.
         let directory = self.current().await.ok()?;
         let directory = directory.borrow();
+        let networks = networks(directory.configuration()).ok()?;
         let others = directory.nodes().filter(|(other, _)| *other != id);
-        address_of(node, from, others.map(|(_, known)| &*known.node))
+        address_of(node, from, networks, others.map(|(_, known)| &*known.node))
     }
 }
 
@@ -124,10 +126,11 @@ fn reported(node: &v1::Node) -> Option<IpAddr> {
 fn address_of<'a>(
     node: &v1::Node,
     from: IpAddr,
+    networks: Networks,
     mut others: impl Iterator<Item = &'a v1::Node>,
 ) -> Option<IpAddr> {
     let own = reported(node)?;
-    let fits = from == own && !own.is_loopback() && check_address(node).is_ok();
+    let fits = from == own && !own.is_loopback() && check_address(node, networks).is_ok();
     let taken = others.any(|other| is_member(other) && has(other, own));
     (fits && !taken).then_some(own)
 }
@@ -293,8 +296,9 @@ mod tests {
 
     #[test]
     fn a_node_speaks_for_the_address_that_it_reports_and_calls_from_and_for_no_other() {
+        let networks = Networks::default();
         let of = |node: &str, from: &str, others: &[v1::Node]| {
-            let address = address_of(&at(node), from.parse().unwrap(), others.iter());
+            let address = address_of(&at(node), from.parse().unwrap(), networks, others.iter());
             address.map(|address| address.to_string())
         };
         let own = Some("192.0.2.7".to_owned());
@@ -315,7 +319,7 @@ mod tests {
         let approved = v1::Node { state: v1::NodeState::Standby.into(), ..at("192.0.2.7") };
         assert_eq!(of("192.0.2.7", "192.0.2.7", &[approved]), None);
         // Those of an API server on loopback and of its Service, IPv6, and none.
-        let service = polis_wire::pod_network::SERVICES.network().to_string();
+        let service = networks.first_service().to_string();
         for other in ["127.0.0.1", service.as_str(), "2001:db8::7"] {
             assert_eq!(of(other, other, &[]), None, "{other}");
         }

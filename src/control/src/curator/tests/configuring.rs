@@ -4,11 +4,13 @@ use std::time::Duration;
 
 use polis_proto::v1;
 use polis_proto::v1::cluster_configuration::TpmMode;
+use prost::Message as _;
 
 use super::{firewall, founded, noon};
+use crate::curator::configuration;
 use crate::curator::error::Error;
-use crate::curator::store::REGISTRIES;
-use polis_wire::pki::Store as _;
+use crate::curator::store::{CONFIGURATION, REGISTRIES};
+use polis_wire::pki::{Store as _, Write};
 
 #[tokio::test]
 async fn what_a_running_cluster_is_built_on_cannot_change() {
@@ -24,8 +26,48 @@ async fn what_a_running_cluster_is_built_on_cannot_change() {
     assert_eq!(store.configure(same, None, noon()).await.unwrap(), written);
     let other = v1::ClusterConfiguration { cluster_domain: "x.org".to_owned(), ..written.clone() };
     assert!(matches!(store.configure(other, None, noon()).await, Err(Error::Fixed { .. })));
-    let strange = v1::ClusterConfiguration { tpm_mode: 77, ..written };
+    let strange = v1::ClusterConfiguration { tpm_mode: 77, ..written.clone() };
     assert!(matches!(store.configure(strange, None, noon()).await, Err(Error::Field(_))));
+    let networks = |pods: &str, services: &str| v1::ClusterConfiguration {
+        pod_network: pods.to_owned(),
+        service_network: services.to_owned(),
+        ..written.clone()
+    };
+    // Those that it has, by default or by name, may be named again.
+    let again = networks("10.192.0.0/11", "10.224.0.0/16");
+    assert_eq!(store.configure(again, None, noon()).await.unwrap(), written);
+    for other in [networks("172.16.0.0/12", ""), networks("", "172.16.0.0/12"), networks("x", "")] {
+        let refused = store.configure(other, None, noon()).await;
+        assert!(matches!(refused, Err(Error::Fixed { .. })), "{refused:?}");
+    }
+    assert_eq!(store.configuration().await.unwrap(), written);
+}
+
+#[tokio::test]
+async fn a_change_that_names_no_network_keeps_those_of_the_cluster() {
+    let (store, memory) = founded().await;
+    // Each overlaps a default one.
+    let founded = v1::ClusterConfiguration {
+        pod_network: "10.224.0.0/12".to_owned(),
+        service_network: "10.192.0.0/16".to_owned(),
+        ..store.configuration().await.unwrap()
+    };
+    let write = Write::Put(CONFIGURATION.to_owned(), founded.encode_to_vec());
+    memory.commit(Vec::new(), vec![write]).await.unwrap();
+    let attended = v1::cluster_configuration::ColdStart::Attended;
+    let wish = v1::ClusterConfiguration { cold_start: attended.into(), ..Default::default() };
+    let written = store.configure(wish, None, noon()).await.unwrap();
+    assert_eq!(written.pod_network, founded.pod_network);
+    assert_eq!(written.service_network, founded.service_network);
+    let one = v1::ClusterConfiguration { service_network: founded.service_network, ..written };
+    let one = v1::ClusterConfiguration { pod_network: String::new(), ..one };
+    store.configure(one, None, noon()).await.unwrap();
+    let wish =
+        v1::ClusterConfiguration { pod_network: "10.192.0.0/11".to_owned(), ..Default::default() };
+    let Err(Error::Fixed { field, value }) = store.configure(wish, None, noon()).await else {
+        panic!("it is fixed")
+    };
+    assert_eq!((field, &*value), ("pod_network", "10.224.0.0/12"));
 }
 
 #[tokio::test]
@@ -118,6 +160,28 @@ async fn two_who_configure_different_things_do_not_undo_each_other() {
     assert_eq!(written.kubernetes, names(&[]).kubernetes);
     let bad = store.configure(names(&["*.example"]), None, noon()).await;
     assert!(matches!(bad, Err(Error::Field(_))));
+    // And the proxy, with the parts of the cluster that only a watch has.
+    let proxy = |url: &str, direct: &[&str]| v1::ClusterConfiguration {
+        proxy: Some(v1::ProxyConfiguration {
+            url: url.to_owned(),
+            direct: direct.iter().map(|entry| (*entry).to_owned()).collect(),
+            ..Default::default()
+        }),
+        ..Default::default()
+    };
+    let one = proxy("http://proxy.example:3128", &["a.example"]);
+    store.configure(one.clone(), None, noon()).await.unwrap();
+    let written = store.configure(v1::ClusterConfiguration::default(), None, noon()).await.unwrap();
+    assert_eq!(written.proxy, one.proxy);
+    let sent = configuration::proxy(&written);
+    assert_eq!(sent.own, [&*written.cluster_domain, "10.192.0.0/11", "10.224.0.0/16"]);
+    let again = v1::ClusterConfiguration { proxy: Some(sent), ..Default::default() };
+    assert_eq!(store.configure(again, None, noon()).await.unwrap().proxy, one.proxy);
+    let bad = store.configure(proxy("proxy.example", &[]), None, noon()).await;
+    assert!(matches!(bad, Err(Error::Field(_))));
+    let written = store.configure(proxy("", &[]), None, noon()).await.unwrap();
+    assert_eq!(written.proxy, None);
+    assert_eq!(configuration::proxy(&written), v1::ProxyConfiguration::default());
     let bad = [v1::NtpServer { host: "a\nallow".to_owned(), nts: false }];
     assert!(matches!(store.configure(time(&bad), None, noon()).await, Err(Error::Field(_))));
 }

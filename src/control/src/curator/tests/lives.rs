@@ -1,6 +1,7 @@
 //! The life of a node, from its registration to its deletion.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use polis_proto::v1::{self, NodeState};
 
@@ -122,6 +123,23 @@ async fn a_node_that_was_removed_since_its_commit_is_given_no_certificate() {
     assert!(matches!(certificate().await, Err(Error::Refused(Refusal::Decommissioned))));
     store.change(identity.id, Request::Delete { force: false }).await.unwrap();
     assert!(matches!(certificate().await, Err(Error::Refused(Refusal::Unknown))));
+}
+
+#[tokio::test]
+async fn a_machine_that_commits_again_after_months_is_given_a_certificate_that_has_not_ended() {
+    let (store, _) = founded().await;
+    let ticket = store.ticket(TicketRequest::Read, 1).await.unwrap().opaque;
+    let identity = Identity::new([2; 32]);
+    store.register(&ticket, registration(2, 3)).await.unwrap();
+    store.approve(identity.id, None, None).await.unwrap();
+    store.enter(identity, commitment()).await.unwrap();
+    let ends = async |now| {
+        let issued = store.member_certificate(identity, now).await.unwrap();
+        Facts::read(&issued.der).unwrap().not_after
+    };
+    let late = noon() + Duration::from_secs(91 * 24 * 60 * 60);
+    assert!(ends(noon()).await < late);
+    assert!(ends(late).await > late);
 }
 
 #[tokio::test]

@@ -6,6 +6,7 @@ mod names;
 mod proving;
 mod registering;
 mod repeating;
+mod returning;
 mod users;
 
 use std::collections::BTreeMap;

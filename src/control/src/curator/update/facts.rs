@@ -31,9 +31,6 @@ pub struct Fact {
     pub quorum: bool,
     /// What it says of its systems, in its last heartbeat to this leader.
     pub report: Option<v1::UpdateReport>,
-    /// The image that it runs: the beginning of the hash of its content. `None` until the status in
-    /// its record is of the boot of that heartbeat.
-    pub image: Option<String>,
 }
 
 /// What the leader knows.
@@ -86,19 +83,15 @@ impl Fact {
     #[must_use]
     pub fn all(directory: &Directory, heartbeats: &Heartbeats, leader: NodeId) -> Vec<Self> {
         let up = directory.nodes().filter(|(_, known)| known.node.state() == NodeState::Up);
-        up.map(|(id, known)| {
-            let report = heartbeats.update(id).map(|report| v1::UpdateReport::clone(&report));
-            Self {
-                id,
-                voter: is_consensus_member(known.node.roles.as_ref()),
-                leads: id == leader,
-                leaving: known.node.leaving.is_some(),
-                kubernetes: kubernetes(known.node.roles.as_ref()),
-                health: known.health,
-                quorum: heartbeats.consensus(id).is_some_and(|(figures, _age)| figures.leader != 0),
-                image: image(known.node.status.as_ref(), report.as_ref()),
-                report,
-            }
+        up.map(|(id, known)| Self {
+            id,
+            voter: is_consensus_member(known.node.roles.as_ref()),
+            leads: id == leader,
+            leaving: known.node.leaving.is_some(),
+            kubernetes: kubernetes(known.node.roles.as_ref()),
+            health: known.health,
+            quorum: heartbeats.consensus(id).is_some_and(|(figures, _age)| figures.leader != 0),
+            report: heartbeats.update(id).map(|report| v1::UpdateReport::clone(&report)),
         })
         .collect()
     }
@@ -130,6 +123,19 @@ impl Fact {
         Version::parse(&self.report.as_ref()?.version).ok()
     }
 
+    /// The image that it runs: the beginning of the hash of its content. `None` where a node of an
+    /// earlier version does not report it.
+    #[must_use]
+    pub fn image(&self) -> Option<&str> {
+        Some(self.report.as_ref()?.image.as_str()).filter(|image| !image.is_empty())
+    }
+
+    /// The boot that it is in; `None` before it has reported one.
+    #[must_use]
+    pub fn boot_id(&self) -> Option<&str> {
+        Some(self.report.as_ref()?.boot_id.as_str()).filter(|boot_id| !boot_id.is_empty())
+    }
+
     /// The Kubernetes that a bundle has to suit; `None` without a role of Kubernetes, and where the
     /// node does not say which version it has.
     #[must_use]
@@ -149,34 +155,11 @@ fn kubernetes(roles: Option<&v1::NodeRoles>) -> Option<KubernetesProgram> {
     }
 }
 
-/// The image of the boot that a report is of, as the status in a record names it.
-fn image(status: Option<&v1::NodeStatus>, report: Option<&v1::UpdateReport>) -> Option<String> {
-    let (status, report) = (status?, report?);
-    let known = status.boot_id == report.boot_id && !status.image.is_empty();
-    known.then(|| status.image.clone())
-}
-
 #[cfg(test)]
 mod tests {
     use polis_wire::node_roles::Role;
 
     use super::*;
-
-    #[test]
-    fn the_image_of_a_node_is_known_once_its_status_is_of_the_boot_of_its_heartbeat() {
-        let status = |boot: &str, image: &str| v1::NodeStatus {
-            boot_id: boot.to_owned(),
-            image: image.to_owned(),
-            ..Default::default()
-        };
-        let report = v1::UpdateReport { boot_id: "now".to_owned(), ..Default::default() };
-        let known = |status: v1::NodeStatus| image(Some(&status), Some(&report));
-        assert_eq!(known(status("now", "00ff")).as_deref(), Some("00ff"));
-        assert_eq!(known(status("before", "00ff")), None);
-        assert_eq!(known(status("now", "")), None);
-        assert_eq!(image(None, Some(&report)), None);
-        assert_eq!(image(Some(&status("", "00ff")), None), None);
-    }
 
     #[test]
     fn an_api_server_counts_before_the_kubelet_beside_it() {

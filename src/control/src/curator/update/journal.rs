@@ -11,7 +11,8 @@
 //!                          [aborted] <--+ abort
 //!
 //! step:  waiting --every node healthy, etcd spares it--> turn --runs it, ready--> done
-//!           \--the node is down----------> gone           \--gave up, or is not back--> failed
+//!           \--the node is down----------> gone           \--gave up, is not back, or
+//!                                                            runs another system--> failed
 //!
 //! turn:  fetched, installed, drained --every other node healthy, etcd spares it--> restarts
 //! ```
@@ -39,7 +40,7 @@ use polis_proto::v1::update_report::Phase;
 use semver::Version;
 
 use super::facts::{Fact, Facts, Fault};
-use super::plan::{Order, spares_one, voters};
+use super::plan::{Order, Refusal, same_content, spares_one, voters};
 use polis_wire::identity::NodeId;
 
 /// Bytes of the longest cause that is kept.
@@ -49,6 +50,9 @@ const CAUSE_MAX: usize = 512;
 /// that fails, which has this time once for the node and once for its workloads, the start of the
 /// former system, and the firmware before each.
 const RESTART_MAX: Duration = TRIAL.saturating_mul(3);
+
+/// The wait for the number of a boot: an absent number cannot be compared.
+const BOOT_UNKNOWN: &str = "it has not reported the number of its boot yet";
 
 /// Between two notes that a node which had its leave is held back.
 const HELD: Duration = Duration::from_secs(60);
@@ -221,7 +225,7 @@ pub fn leave(journal: &v1::ClusterUpdate, facts: &Facts) -> Option<NodeId> {
     let step = in_turn(journal).filter(|_| journal.state() == State::Running)?;
     let fact = facts.nodes.iter().find(|fact| fact.id.to_string() == step.node_id)?;
     let ready = matches!(taking(journal, step, fact), Taking::Ready);
-    let noted = !step.left.is_empty() && step.left == boot_id(fact);
+    let noted = fact.boot_id() == Some(step.left.as_str());
     (ready && noted && obstacle(fact, facts).is_none()).then_some(fact.id)
 }
 
@@ -248,7 +252,7 @@ pub fn restarting(
         Taking::On(_) => {
             let prepares = phase.is_some_and(|phase| phase != Phase::Restart)
                 && healthy
-                && !runs(journal, fact);
+                && content(journal, fact).is_none();
             !step.left.is_empty() && !prepares
         }
     };
@@ -326,11 +330,15 @@ fn running(journal: &v1::ClusterUpdate, facts: &Facts, now: i64) -> Next {
     if journal.paused {
         return Next::Wait("an owner has paused it: resume or abort it".to_owned());
     }
+    // The number of this boot tells it from the next one.
+    let Some(boot_id) = fact.boot_id() else {
+        return Next::Wait(format!("{}: {BOOT_UNKNOWN}", fact.id));
+    };
     // Two turns within a second would have the same number.
     let last = journal.steps.iter().map(|step| step.since).max().unwrap_or_default();
     let mut journal = written(at, Progress::Turn, "");
     journal.steps[at].since = now.max(last.saturating_add(1));
-    journal.steps[at].boot_id = boot_id(fact);
+    journal.steps[at].boot_id = boot_id.to_owned();
     (journal.steps[at].left, journal.steps[at].left_at) = (String::new(), 0);
     Next::Write(Box::new(journal))
 }
@@ -382,7 +390,7 @@ fn turn_goes_on(journal: &v1::ClusterUpdate, at: usize, facts: &Facts, now: i64)
         journal.changed_at = now;
         Next::Write(Box::new(journal))
     };
-    let has_leave = step.left == boot_id(fact);
+    let has_leave = fact.boot_id() == Some(step.left.as_str());
     // The clock was set back since, or is that of another leader: the time begins anew.
     if !step.left.is_empty() && step.left_at > now {
         return leave(step.left.clone());
@@ -396,10 +404,15 @@ fn turn_goes_on(journal: &v1::ClusterUpdate, at: usize, facts: &Facts, now: i64)
             // The time while it is held back does not count.
             Some(_) if has_leave && passed(step, HELD, now) => leave(step.left.clone()),
             Some(what) => Next::Wait(format!("{what}, before {} may restart", fact.id)),
-            // By this the node knows a restart that did not start the new system.
-            None if !has_leave => leave(boot_id(fact)),
-            None if passed(step, RESTART_MAX, now) => failed(&overdue("it does not restart")),
-            None => Next::Wait(format!("{}: it is to restart", fact.id)),
+            None => match fact.boot_id() {
+                // By this the node knows a restart that did not start the new system.
+                Some(boot_id) if !has_leave => leave(boot_id.to_owned()),
+                Some(_) | None if passed(step, RESTART_MAX, now) => {
+                    failed(&overdue("it does not restart"))
+                }
+                Some(_) => Next::Wait(format!("{}: it is to restart", fact.id)),
+                None => Next::Wait(format!("{}: {BOOT_UNKNOWN}", fact.id)),
+            },
         },
     }
 }
@@ -417,11 +430,6 @@ fn overdue(what: &str) -> String {
         "{what}, {minutes} minutes after it was to restart: see the screen of the machine, and \
          repair it or delete the node"
     ))
-}
-
-/// The boot of a node, as it says; empty before it has.
-fn boot_id(fact: &Fact) -> String {
-    fact.report.as_ref().map(|report| report.boot_id.clone()).unwrap_or_default()
 }
 
 /// The obstacle to the restart of a node: another one is not as it should be, or etcd would
@@ -449,10 +457,12 @@ enum Taking {
 fn taking(journal: &v1::ClusterUpdate, step: &Step, fact: &Fact) -> Taking {
     // A report from before the turn says nothing of it, and a node that restarts sends none.
     let Some(report) = &fact.report else { return Taking::On("it sends no heartbeats".to_owned()) };
-    if runs(journal, fact) {
-        return match fact.fault() {
-            None => Taking::Done,
-            Some(fault) => Taking::On(format!("it runs the new version; {fault}")),
+    if let Some(same) = content(journal, fact) {
+        return match (fact.fault(), same) {
+            (None, Ok(())) => Taking::Done,
+            (None, Err(other)) => Taking::Failed(bounded(other.to_string())),
+            // A system on trial may go back, whichever it is.
+            (Some(fault), _) => Taking::On(format!("it runs the new version; {fault}")),
         };
     }
     let own = report.turn == step.since;
@@ -480,10 +490,18 @@ fn taking(journal: &v1::ClusterUpdate, step: &Step, fact: &Fact) -> Taking {
     })
 }
 
-/// Whether a node runs the version of the bundle.
+/// Whether a node runs the system of the bundle.
 fn runs(journal: &v1::ClusterUpdate, fact: &Fact) -> bool {
-    let version = journal.bundle.as_ref().and_then(|bundle| Version::parse(&bundle.version).ok());
-    version.is_some() && fact.version() == version
+    matches!(content(journal, fact), Some(Ok(())))
+}
+
+/// Whether a node with the version of the bundle has its system; the error names another one.
+/// `None` for a node with another version.
+fn content(journal: &v1::ClusterUpdate, fact: &Fact) -> Option<Result<(), Refusal>> {
+    let bundle = journal.bundle.as_ref()?;
+    let version = Version::parse(&bundle.version).ok()?;
+    let is_version = fact.version()? == version;
+    is_version.then(|| same_content(fact, &version, &bundle.variant, &bundle.image))
 }
 
 fn change(step: &mut Step, state: Progress, cause: &str, now: i64) {

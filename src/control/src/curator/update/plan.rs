@@ -206,7 +206,7 @@ pub fn plan(facts: &[Fact], bundle: &Bundle, etcd: EtcdTarget) -> Result<Vec<Nod
             |has: String| Refusal::NotNewer { node, has, bundle: bundle.version.clone() };
         let has = fact.version().ok_or_else(|| not_newer(report.version.clone()))?;
         if has == bundle.version {
-            same_content(fact, &report, bundle)?;
+            same_content(fact, &bundle.version, &bundle.variant, &bundle.image)?;
             continue;
         }
         suits(node, &report, bundle)?;
@@ -234,18 +234,22 @@ pub fn plan(facts: &[Fact], bundle: &Bundle, etcd: EtcdTarget) -> Result<Vec<Nod
     Ok(turns.into_iter().map(|fact| fact.id).collect())
 }
 
-/// Whether a node with the version of the bundle has its content, too, as far as that is known.
-/// The images of two variants always differ.
-fn same_content(fact: &Fact, report: &v1::UpdateReport, bundle: &Bundle) -> Result<(), Refusal> {
-    match &fact.image {
-        Some(has) if *has != bundle.image && report.variant == bundle.variant => {
-            Err(Refusal::OtherContent {
-                node: fact.id,
-                version: bundle.version.clone(),
-                has: has.clone(),
-                bundle: bundle.image.clone(),
-            })
-        }
+/// Whether a node with the version of a bundle has its image, too. The version alone decides where
+/// the node does not report its image. The images of two variants always differ.
+pub(super) fn same_content(
+    fact: &Fact,
+    version: &Version,
+    variant: &str,
+    image: &str,
+) -> Result<(), Refusal> {
+    let is_variant = fact.report.as_ref().is_some_and(|report| report.variant == variant);
+    match fact.image() {
+        Some(has) if has != image && is_variant => Err(Refusal::OtherContent {
+            node: fact.id,
+            version: version.clone(),
+            has: has.to_owned(),
+            bundle: image.to_owned(),
+        }),
         Some(_) | None => Ok(()),
     }
 }

@@ -33,7 +33,6 @@ pub(crate) fn fact(seed: u8, voter: bool, version: &str) -> Fact {
         health,
         quorum: voter,
         report,
-        image: None,
     }
 }
 
@@ -95,22 +94,24 @@ fn a_node_with_the_version_gets_no_turn_and_a_finished_cluster_has_an_empty_plan
 
 #[test]
 fn a_node_with_another_system_of_the_same_version_stands_against_a_plan() {
-    let outcome = |version: &str, image: Option<&str>| {
+    let outcome = |version: &str, image: &str| {
         let mut facts = five(1);
-        facts[1] = Fact { image: image.map(str::to_owned), ..fact(2, true, version) };
+        facts[1] = fact(2, true, version);
+        facts[1].report.as_mut().unwrap().image = image.to_owned();
         planned(&facts, &bundle()).map(|turns| turns.len())
     };
-    assert_eq!(outcome("1.1.0", Some("00ff")), Ok(4));
-    assert_eq!(outcome("1.1.0", None), Ok(4), "it has sent no status since its start");
-    let refused = outcome("1.1.0", Some("ab12")).unwrap_err().to_string();
+    assert_eq!(outcome("1.1.0", "00ff"), Ok(4));
+    assert_eq!(outcome("1.1.0", ""), Ok(4), "a node of an earlier version reports none");
+    let refused = outcome("1.1.0", "ab12").unwrap_err().to_string();
     let expected = "runs another system of version 1.1.0: its image is ab12, and that of the \
                     bundle is 00ff; ";
     assert!(refused.contains(expected), "{refused}");
-    assert_eq!(outcome("1.0.0", Some("ab12")), Ok(5));
+    assert_eq!(outcome("1.0.0", "ab12"), Ok(5));
     // Two variants of one version have two images: such a node was updated singly.
     let mut facts = five(1);
-    facts[1] = Fact { image: Some("ab12".to_owned()), ..fact(2, true, "1.1.0") };
-    facts[1].report.as_mut().unwrap().variant = "full".to_owned();
+    facts[1] = fact(2, true, "1.1.0");
+    let report = facts[1].report.as_mut().unwrap();
+    (report.image, report.variant) = ("ab12".to_owned(), "full".to_owned());
     assert_ne!(bundle().variant, "full");
     assert_eq!(planned(&facts, &bundle()).map(|turns| turns.len()), Ok(4));
 }

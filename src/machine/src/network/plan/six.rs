@@ -83,7 +83,10 @@ impl Wanted {
             let want = link.and_then(|link| want(link, *ipv6, six.asking.get(index).copied()));
             self.dhcpv6.extend(want.map(|want| (*index, want)));
         }
-        for index in candidates(&modes) {
+        let mut links = candidates(&modes);
+        // The servers of an unplugged link come last: nothing reaches them over it.
+        links.sort_by_key(|index| observed.links.get(index).is_none_or(|link| !link.carrier));
+        for index in links {
             if let Some(lease) = six.leases.get(&index) {
                 if !self.has_otherwise(observed, index, lease.address) {
                     self.addresses.entry((index, lease.address)).or_insert(Some(lease.lifetime));
@@ -245,6 +248,25 @@ mod tests {
             assert!(all.contains(&Action::AddAddress(2, lease.address, Some(lease.lifetime))));
             assert_eq!(all.contains(&made_of_prefix), !stays, "{ipv6}: {all:?}");
         }
+    }
+
+    #[test]
+    fn the_name_servers_of_an_unplugged_link_come_behind_those_of_the_others() {
+        let router = std::net::Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 2);
+        let servers = ["2001:db8::53", "2001:db8:1::53"];
+        let servers = servers.map(|server| server.parse::<std::net::IpAddr>().unwrap());
+        let lease = |address: &str, server| {
+            let lease = Lease::check_v6(address.parse().unwrap(), 600, router.into()).unwrap();
+            Lease { nameservers: vec![server], ..lease }
+        };
+        let (first, other) = (lease("2001:db8::7", servers[0]), lease("2001:db8:1::7", servers[1]));
+        let named = |observed: &Observed| {
+            let six = Six { leases: BTreeMap::from([(2, &first), (3, &other)]), ..Six::default() };
+            plan(observed, &Network::default(), &six).nameservers
+        };
+        let both = advertised(true, false);
+        assert_eq!(named(&both), servers);
+        assert_eq!(named(&unplug(both, 2)), [servers[1], servers[0]]);
     }
 
     #[test]

@@ -140,11 +140,11 @@ impl Run {
     }
 
     pub(super) fn wanted(&self, observed: &Observed) -> Wanted {
-        let mut leases = self.holding.leases();
+        let leases = self.holding.leases();
         let mut wanted = match self.network.as_ref().filter(|_network| self.chooses()) {
             None => plan::wanted(observed, self.network.as_ref(), &leases),
             Some(network) => {
-                leases.retain(|link, _lease| self.primary.link() == Some(*link));
+                let leases = self.primary.in_use(leases, self.advertised.chosen());
                 let mut wanted = plan::wanted(observed, Some(network), &leases);
                 if !self.primary.is_final() {
                     wanted.dhcp = plan::all_ask(observed, network);

@@ -20,6 +20,8 @@ fn samples() -> Vec<Vec<u8>> {
         time: Some(v1::TimeConfiguration {
             servers: vec![v1::NtpServer { host: "ntp.example".to_owned(), nts: true }],
         }),
+        pod_network: "172.16.0.0/13".to_owned(),
+        service_network: "172.24.0.0/16".to_owned(),
         // Only a running cluster has a firewall of its own.
         ..v1::ClusterConfiguration::default()
     };

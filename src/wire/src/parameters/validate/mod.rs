@@ -18,7 +18,7 @@ use super::text::{self, At as _, Refusal, located};
 use super::{
     Bootstrap, Cidr, Cluster, ClusterConfiguration, ColdStart, DirectoryNode, DiskVolume, Firewall,
     Install, LogTarget, NtpServer, Parameters, Ports, Register, StoragePolicy, Ticket, TpmMode,
-    attestation_policy, kubernetes_names, snapshot_target, wire,
+    attestation_policy, kubernetes_names, networks, proxy, snapshot_target, wire,
 };
 use crate::identity::{NodeId, NodeName};
 use crate::registry::{self, Authority};
@@ -55,6 +55,9 @@ pub fn parse(bytes: &[u8]) -> Result<Parameters, Error> {
         }
     };
     let network = network(message.network.clone().unwrap_or_default(), "network")?;
+    if let Cluster::Bootstrap(bootstrap) = &cluster {
+        networks::check(bootstrap.configuration.networks, &network)?;
+    }
     let console_tui = message.console.clone().unwrap_or_default().tui;
     text::at_most(console_tui.len(), TERMINALS_MAX, "names").at("console.tui", 1)?;
     for (i, name) in console_tui.iter().enumerate() {
@@ -114,6 +117,12 @@ fn bootstrap(message: v1::ClusterBootstrap) -> Result<Bootstrap, Error> {
                            running cluster";
             return Err(Refusal::described("names of Kubernetes", allowed))
                 .at("cluster_bootstrap.cluster_configuration.kubernetes", 24);
+        }
+        Some(message) if message.proxy.is_some() => {
+            let allowed = "nothing: `polisctl cluster configure --proxy` sets it in a running \
+                           cluster";
+            return Err(Refusal::described("a proxy", allowed))
+                .at("cluster_bootstrap.cluster_configuration.proxy", 26);
         }
         Some(message) => configuration(message, "cluster_bootstrap.cluster_configuration")?,
         None => ClusterConfiguration::default(),
@@ -213,6 +222,11 @@ pub fn configuration(
         // Controllers read them from etcd.
         kubernetes_names(&message, &format!("{path}.kubernetes"))?;
     }
+    if let Some(message) = message.proxy {
+        // Nodes receive it by their watch.
+        proxy(&message, &format!("{path}.proxy"))?;
+    }
+    configuration.networks = networks(&message.pod_network, &message.service_network, path)?;
     configuration.firewall = message
         .firewall
         .map(|message| firewall(message, &format!("{path}.firewall")))

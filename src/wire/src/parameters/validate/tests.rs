@@ -202,6 +202,17 @@ fn a_new_cluster_has_no_names_of_kubernetes() {
     assert!(refused.allowed.contains("cluster configure --kubernetes-name"), "{refused}");
 }
 
+#[test]
+fn a_new_cluster_has_no_proxy() {
+    let configuration =
+        v1::ClusterConfiguration { proxy: Some(Default::default()), ..Default::default() };
+    let message =
+        ClusterBootstrap { cluster_configuration: Some(configuration), ..bootstrapping() };
+    let refused = refused(&with(WireCluster::ClusterBootstrap(message)));
+    assert_eq!(refused.number, 26);
+    assert!(refused.allowed.contains("cluster configure --proxy"), "{refused}");
+}
+
 fn time<'a>(servers: impl IntoIterator<Item = (&'a str, bool)>) -> v1::TimeConfiguration {
     let server = |(host, nts): (&str, bool)| v1::NtpServer { host: host.to_owned(), nts };
     v1::TimeConfiguration { servers: servers.into_iter().map(server).collect() }

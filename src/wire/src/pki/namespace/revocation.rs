@@ -107,8 +107,9 @@ impl<S: Store> Namespace<S> {
     /// names it, and the next call removes it from both. Returns how many certificates left the
     /// list.
     ///
-    /// The list needs no guard: a certificate that has ended stays ended, and its serial number
-    /// is not used again.
+    /// A certificate leaves the list together with a write of the CRL, even of the same one: a
+    /// revocation that has read the list before, and would add the certificate to the CRL, loses
+    /// and reads again. Nothing on the CRL is without an entry in the list, and so without an end.
     ///
     /// # Errors
     ///
@@ -125,51 +126,66 @@ impl<S: Store> Namespace<S> {
         });
         let mut ended: BTreeMap<_, _> = ended.collect();
         // Only now: what was revoked meanwhile is on it.
-        let Some(crl) = self.shortened(authority, &ended, now).await? else { return Ok(0) };
-        for serial in crl.serials() {
-            ended.remove(&serial);
+        if !self.shorten(authority, &ended, now).await? {
+            return Ok(0);
         }
-        let keys: Vec<_> = ended.into_values().map(|(key, _gone_at)| key).collect();
-        for part in keys.chunks(PRUNED_AT_ONCE) {
-            let writes = part.iter().map(|key| Write::Delete(key.clone())).collect();
-            self.commit(&authority.name, Vec::new(), writes).await?;
+        let mut pruned = 0;
+        while !ended.is_empty() {
+            let crl_at = self.authority_key(authority, "crl");
+            let stored = self.store.get(&crl_at).await.map_err(store)?;
+            let stored = stored.ok_or_else(|| damaged(&authority.name, "CRL"))?;
+            let crl = Crl::read(&stored.value).ok_or_else(|| damaged(&authority.name, "CRL"))?;
+            for serial in crl.serials() {
+                ended.remove(&serial);
+            }
+            let part: Vec<_> =
+                std::iter::from_fn(|| ended.pop_first()).take(PRUNED_AT_ONCE).collect();
+            if part.is_empty() {
+                break;
+            }
+            pruned += part.len();
+            let mut writes: Vec<_> =
+                part.into_iter().map(|(_serial, (key, _gone_at))| Write::Delete(key)).collect();
+            writes.push(Write::Put(crl_at.clone(), stored.value));
+            let guards = vec![Guard::Unchanged(crl_at, stored.revision)];
+            self.commit(&authority.name, guards, writes).await?;
         }
-        Ok(keys.len())
+        Ok(pruned)
     }
 
-    /// The authority's CRL, signed anew without the entries of certificates in `ended` that may
-    /// leave it; `None` if the authority does not exist. `ended` has, by serial number, the key of
-    /// a certificate in the list, and the time after which no clock takes it as valid.
+    /// Signs the authority's CRL anew without the entries of certificates in `ended` that may
+    /// leave it, if there are any; returns whether the authority exists. `ended` has, by serial
+    /// number, the key of a certificate in the list, and the time after which no clock takes it as
+    /// valid.
     ///
     /// An entry stays until a CRL from after the end of its certificate has named it (RFC 5280,
     /// section 3.3). One whose certificate is not in the list has no known end, and stays.
-    async fn shortened(
+    async fn shorten(
         &self,
         authority: &Certificate,
         ended: &BTreeMap<Vec<u8>, (String, SystemTime)>,
         now: SystemTime,
-    ) -> Result<Option<Crl>, Error> {
+    ) -> Result<bool, Error> {
         let [signer_at, signer_key_at, key] =
             ["certificate", "key", "crl"].map(|leaf| self.authority_key(authority, leaf));
         // As of one moment: a rotation replaces the CRL together with the key that signs it.
         let keys = [&*signer_at, &*signer_key_at, &*key];
         let [signer, signer_key, stored] = self.read(&authority.name, keys).await?;
         let signer = stored::authority(&authority.name, signer, signer_key)?;
-        let Some((signer, _key)) = signer else { return Ok(None) };
+        let Some((signer, _key)) = signer else { return Ok(false) };
         let stored = stored.ok_or_else(|| damaged(&authority.name, "CRL"))?;
         let old = Crl::read(&stored.value).ok_or_else(|| damaged(&authority.name, "CRL"))?;
         if !old.revoked.iter().any(|entry| ended.contains_key(&entry.serial)) {
-            return Ok(Some(old));
+            return Ok(true);
         }
         let stays = |entry: &&Revoked| {
             ended.get(&entry.serial).is_none_or(|(_key, gone_at)| old.issued <= *gone_at)
         };
         let revoked: Vec<Revoked> = old.revoked.iter().filter(stays).cloned().collect();
         let der = crl::sign(&signer, &authority.name, old.number + 1, &revoked, now)?;
-        let new = Crl::read(&der).ok_or_else(|| damaged(&authority.name, "CRL"))?;
         let guards = vec![Guard::Unchanged(key.clone(), stored.revision)];
         self.commit(&authority.name, guards, vec![Write::Put(key, der)]).await?;
-        Ok(Some(new))
+        Ok(true)
     }
 
     /// The authority's CRL as it is stored; `None` if the authority does not exist.

@@ -19,7 +19,7 @@ use super::super::plan::{Member, Mesh, plan};
 use super::super::{MTU, PublicKey};
 use super::*;
 use polis_wire::identity::NodeId;
-use polis_wire::pod_network::{PODS, SERVICES};
+use polis_wire::pod_network::Networks;
 
 /// Far above what anything here takes, also on an emulated processor.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -66,13 +66,14 @@ fn the_addresses_and_routes_of_an_interface_are_set_read_and_removed() {
         assert_eq!(kernel.observe().await.unwrap(), Observed::Foreign(index));
 
         let key = key();
+        let Networks { pods, services } = Networks::default();
         let own = Ipv4Addr::new(10, 192, 3, 1);
         let route = |destination| Route { destination, source: Some(own) };
         let all = [
             Action::AddAddress(index, own),
             Action::Up(index),
-            Action::AddRoute(index, route(PODS)),
-            Action::AddRoute(index, route(SERVICES)),
+            Action::AddRoute(index, route(pods)),
+            Action::AddRoute(index, route(services)),
         ];
         // Twice is once.
         for action in all.iter().chain(&all) {
@@ -82,12 +83,12 @@ fn the_addresses_and_routes_of_an_interface_are_set_read_and_removed() {
         assert!(device.up);
         assert_eq!(device.mtu, MTU);
         assert_eq!(device.addresses, [(own, 32)].into());
-        assert_eq!(device.routes, [route(PODS), route(SERVICES)].into());
+        assert_eq!(device.routes, [route(pods), route(services)].into());
 
         // Another prefix: the routes are replaced, and not doubled.
         let new = Ipv4Addr::new(10, 192, 9, 1);
-        let moved = Route { destination: PODS, source: Some(new) };
-        let gone = Action::RemoveRoute(index, route(SERVICES));
+        let moved = Route { destination: pods, source: Some(new) };
+        let gone = Action::RemoveRoute(index, route(services));
         let all = [
             Action::AddAddress(index, new),
             Action::AddRoute(index, moved),
@@ -131,7 +132,7 @@ fn mesh(machine: u8, known: Known) -> Mesh {
         address: Some(IpAddr::V4(address(machine))),
     };
     let members: BTreeMap<_, _> = [0, 1].map(|machine| (id(machine), member(machine))).into();
-    plan(id(machine), PODS, &members).0.unwrap()
+    plan(id(machine), Networks::default(), &members).0.unwrap()
 }
 
 /// Applies until there is nothing to do; returns the device, and the number of actions.
