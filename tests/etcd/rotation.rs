@@ -173,7 +173,7 @@ async fn beat(voters: &[Client; 3], trusts: u8) -> bool {
 async fn no_voter_leaves_while_another_one_starts_again_and_the_other_way_round() {
     let machines = [Machine::new(), Machine::new(), Machine::new()];
     let [_, two, three] = &machines;
-    let Voters { nodes, cluster, curators, own, owner } = Voters::start(&machines).await;
+    let Voters { nodes, cluster, curators, own, owner } = Box::pin(Voters::start(&machines)).await;
     let voters = own.map(|own| cluster.client(&curators.each_ref(), own));
     let becomes = async |ordered: bool, trusts: u8| {
         let same = async {

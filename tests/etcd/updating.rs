@@ -181,7 +181,8 @@ async fn read(owner: &Client) -> Result<v1::GetUpdateResponse, Status> {
 
 async fn an_update_of_the_cluster_goes_from_turn_to_turn_also_under_the_next_leader() {
     let machines = [Machine::new(), Machine::new(), Machine::new()];
-    let Voters { nodes: members, cluster, curators, own, owner } = Voters::start(&machines).await;
+    let Voters { nodes: members, cluster, curators, own, owner } =
+        Box::pin(Voters::start(&machines)).await;
     let names = machines.each_ref().map(Machine::name);
     let of = curators.each_ref();
     let pretended = |(name, own): (&String, Credentials)| {

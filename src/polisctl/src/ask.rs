@@ -24,14 +24,23 @@ pub(super) enum Go {
 }
 
 impl DryRun {
+    /// Whether the person only wants to know the effect.
+    pub(super) fn is_on(self) -> bool {
+        self.dry_run
+    }
+
+    /// The document of a dry run.
+    pub(super) fn document(effect: &str) -> Result<Document, Error> {
+        let value = serde_json::json!({ "dry_run": true, "effect": effect });
+        Document::new(&value, format!("{effect} Nothing was changed: this was a dry run."))
+    }
+
     /// Prints `effect` and ends the command, if that is all that is wanted.
     pub(super) fn of(self, global: &Global, effect: &str) -> Result<Go, Error> {
-        if !self.dry_run {
+        if !self.is_on() {
             return Ok(Go::On);
         }
-        let value = serde_json::json!({ "dry_run": true, "effect": effect });
-        let text = format!("{effect} Nothing was changed: this was a dry run.");
-        global.out.print(&Document::new(&value, text)?)?;
+        global.out.print(&Self::document(effect)?)?;
         Ok(Go::NoFurther)
     }
 }
@@ -50,7 +59,7 @@ impl Sure {
     /// Fails without a terminal and without `--yes`, before anything else is done, so that
     /// a script fails at once.
     pub(super) fn can_be(self, global: &Global) -> Result<(), Error> {
-        if self.yes || self.dry_run.dry_run || global.out.streams.has_person() {
+        if self.yes || self.is_dry_run() || global.out.streams.has_person() {
             return Ok(());
         }
         Err(Error::new("the command asks for confirmation, and this is not a terminal")
@@ -59,7 +68,7 @@ impl Sure {
 
     /// Whether the person only wants to know the effect.
     pub(super) fn is_dry_run(self) -> bool {
-        self.dry_run.dry_run
+        self.dry_run.is_on()
     }
 
     /// Prints the effect of the command and its object, and asks for confirmation.

@@ -164,6 +164,7 @@ const CASES: &[Case] = &[
         &[
             NO_NODE,
             (&["ID", "--fingerprint", "zoo"], 2, "four words"),
+            (&["ID", "ffff", "--fingerprint", "KEY"], 2, "name one node"),
             (&["ID", "--unchecked", "--image", "@wrong"], 1, "nor a disk image"),
         ],
     ),
@@ -666,7 +667,7 @@ fn every_command_rejects_what_it_does_not_know_with_status_2() {
         for wrong in [&["--nonsense"][..], &["--timeout", "5"], &["a", "b", "c", "d=e=", "f"]] {
             let mut line = line(path, arguments, &cluster);
             // A command that takes any number of words takes these, too.
-            if wrong.len() > 2 && ["node label", "node logs"].contains(path) {
+            if wrong.len() > 2 && ["node approve", "node label", "node logs"].contains(path) {
                 continue;
             }
             line.extend(wrong.iter().map(|&word| word.to_owned()));

@@ -49,7 +49,8 @@ pub(crate) struct Wanted {
 }
 
 impl Wanted {
-    fn read(self) -> Result<Known, Error> {
+    /// Reads the named files.
+    pub(super) fn read(self) -> Result<Known, Error> {
         let system =
             |file: PathBuf| kernel::registers(&file).map(|registers| System { file, registers });
         let systems = self.images.into_iter().map(system).collect::<Result<_, _>>()?;
@@ -102,11 +103,11 @@ fn seconds_now() -> i64 {
 
 /// Fails unless the TPM of a node that waits for approval has proved what is wanted. The
 /// leader has checked the proof; without `--image` and `--maker` nothing is wanted.
-pub(super) fn check_recorded(node: &v1::NodeInfo, wanted: Wanted) -> Result<(), Error> {
-    if wanted.images.is_empty() && wanted.makers.is_empty() {
+pub(super) fn check_recorded(node: &v1::NodeInfo, known: &Known) -> Result<(), Error> {
+    if known.systems.is_empty() && known.makers.is_empty() {
         return Ok(());
     }
-    let (_view, faults) = proved(node, &wanted.read()?).map_err(|fault| {
+    let (_view, faults) = proved(node, known).map_err(|fault| {
         Error::new(fault).context(format!("{} may not enter by its TPM", node.id)).or_help(
             "nothing shows what the machine runs: keep it out, or look at the machine itself; it asks \
              its TPM again at its next boot",
@@ -286,20 +287,20 @@ mod tests {
         for name in ["right", "wrong"] {
             std::fs::write(world.path(name), image(name.as_bytes())).unwrap();
         }
-        let wanted = |images: &[&str]| Wanted {
-            images: images.iter().map(|name| world.path(name)).collect(),
-            makers: Vec::new(),
+        let known = |images: &[&str]| {
+            let images = images.iter().map(|name| world.path(name)).collect();
+            Wanted { images, makers: Vec::new() }.read().unwrap()
         };
         let check = |attestation: Option<v1::TpmAttestation>, images: &[&str]| {
             let at = seconds_now();
             let recent = attestation.map(|proof| v1::TpmAttestation { at, ..proof });
-            let checked = check_recorded(&waiting(recent), wanted(images));
+            let checked = check_recorded(&waiting(recent), &known(images));
             checked.map_err(|error| error.render())
         };
         assert_eq!(check(Some(proof(b"right")), &["right"]), Ok(()));
         assert_eq!(check(Some(proof(b"right")), &["wrong", "right"]), Ok(()));
         assert_eq!(check(None, &[]), Ok(()), "nothing is wanted");
-        let old = check_recorded(&waiting(Some(proof(b"right"))), wanted(&["right"])).unwrap_err();
+        let old = check_recorded(&waiting(Some(proof(b"right"))), &known(&["right"])).unwrap_err();
         assert!(old.render().contains("more than 30 minutes ago"), "{}", old.render());
         let refused = check(Some(proof(b"right")), &["wrong"]).unwrap_err();
         assert!(refused.contains("register 11 (kernel image) is "), "{refused}");
@@ -316,9 +317,9 @@ mod tests {
         ");
         let makers = vec![world.path("maker")];
         std::fs::write(&makers[0], Cluster::new(&world).authority()).unwrap();
-        let wanted = Wanted { images: Vec::new(), makers };
+        let maker = Wanted { images: Vec::new(), makers }.read().unwrap();
         let recent = v1::TpmAttestation { at: seconds_now(), ..proof(b"right") };
-        let refused = check_recorded(&waiting(Some(recent)), wanted).unwrap_err();
+        let refused = check_recorded(&waiting(Some(recent)), &maker).unwrap_err();
         assert!(refused.render().contains("no certificate of a maker"), "{}", refused.render());
     }
 
