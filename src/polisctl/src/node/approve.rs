@@ -8,9 +8,12 @@
 //! certificate always has a fingerprint, since that names the boot: with `--unchecked`, it is the
 //! one of the record.
 //!
-//! The command reads the record of each of several nodes in its turn, so that the answers about
-//! the others do not make it old. A failure concerns one node, except for a timeout: the cluster
-//! then answers for no other node either, and the command asks about none.
+//! A node that is approved already is not asked about: its screen shows no fingerprint. So the
+//! command can be repeated for the same nodes.
+//!
+//! The command reads the record of each of several nodes in its turn, since the questions about the
+//! others take time. A failure concerns one node, except for a timeout: the cluster then answers
+//! for no other node either, and the command ends.
 
 use polis_proto::v1;
 use polis_proto::v1::management_client::ManagementClient;
@@ -184,6 +187,8 @@ async fn approve(
     let fingerprint = match &how.fingerprint {
         Some(spoken) => spoken.clone(),
         None if how.unchecked => recorded(&node),
+        // Without a call: the record may be that of another registration by now.
+        None if is_approved(found) => return Ok(Done::Approved(Box::new(found.clone()))),
         None => {
             let shown = ask_about(&node, turn, global);
             session.begin_anew();
@@ -198,6 +203,12 @@ async fn approve(
         async move { ManagementClient::new(channel).approve_node(request).await }
     });
     Ok(Done::Approved(Box::new(answer.await?.node.unwrap_or_default())))
+}
+
+/// Whether an operator has approved a node, and its request for a new certificate if it has one.
+fn is_approved(node: &v1::NodeInfo) -> bool {
+    let is_in = matches!(node.state(), v1::NodeState::Standby | v1::NodeState::Up);
+    is_in && node.returning.as_ref().is_none_or(|asks| asks.approved)
 }
 
 /// The fingerprint of an approval that compares nothing.
@@ -338,11 +349,13 @@ mod tests {
         let (world, (_bound, closed)) = (World::new(), closed_port());
         let cluster = Cluster::new(&world);
         cluster.has_a_crowd(&world, &closed);
+        cluster.has_proved(v1::TpmAttestation::default());
+        cluster.asks_for_a_certificate(v1::TpmAttestation::default());
         let (first, third) = (node_id(NODE).to_string(), waiting());
         let approve = ["node", "approve", &*first, "nobody", &*third];
         let ended = world.asks(&approve, "no\nyes\n");
         assert_eq!((ended.status, cluster.asked()), (1, vec!["ApproveNode".to_owned()]));
-        let asked = [format!("Node 1 of 3: {NAME} ({first}) waits"), "Node 3 of 3: ".to_owned()];
+        let asked = [format!("Node 1 of 3: {NAME} ({first}) asks"), "Node 3 of 3: ".to_owned()];
         for asked in asked {
             assert_eq!(ended.stderr.matches(&asked).count(), 1, "{asked}: {}", ended.stderr);
         }
@@ -360,7 +373,8 @@ mod tests {
         assert_eq!(lines.len(), 3, "{lines:?}");
 
         let ended = world.asks(&[&approve[..], &["-o", "json"]].concat(), "yes\nno\n");
-        assert_eq!((ended.status, cluster.asked()), (1, vec!["ApproveNode".to_owned()]));
+        let calls = vec!["ApproveNode with the proof in the record".to_owned()];
+        assert_eq!((ended.status, cluster.asked()), (1, calls));
         let value: serde_json::Value = serde_json::from_str(&ended.stdout).unwrap();
         let refused = "not confirmed: nothing was changed";
         let expected = serde_json::json!([
@@ -369,6 +383,23 @@ mod tests {
             { "node": third, "approved": false, "error": refused },
         ]);
         assert_eq!(value, expected);
+    }
+
+    #[test]
+    fn a_node_that_is_approved_already_is_not_asked_about() {
+        let (world, (_bound, closed)) = (World::new(), closed_port());
+        let cluster = Cluster::new(&world);
+        cluster.has_a_crowd(&world, &closed);
+        let (member, new) = (node_id(NODE).to_string(), waiting());
+        let approve = ["node", "approve", &*member, &*new, &*member];
+        let ended = world.asks(&approve, "yes\n");
+        assert_eq!((ended.status, cluster.asked()), (0, vec!["ApproveNode".to_owned()]));
+        assert_eq!(ended.stderr.matches("Does the machine's screen").count(), 1);
+        assert_eq!(ended.stdout.matches("): approved\n").count(), 3, "{}", ended.stdout);
+        // A node that was removed is not approved.
+        let removed = node_id(5).to_string();
+        let ended = world.asks(&["node", "approve", &*removed], "no\n");
+        assert_eq!((ended.status, cluster.asked()), (1, Vec::new()), "{}", ended.stderr);
     }
 
     #[test]
