@@ -178,10 +178,14 @@ async fn what_a_user_changes_is_in_the_log_of_the_node(controller: &Controller) 
     let body = secret.to_string().into_bytes();
     let made = controller.master().request(http::Method::POST, path, &headers, body).await.unwrap();
     assert_eq!(made.status, 201, "{}", String::from_utf8_lossy(&made.body));
-    let who = "kubernetes: create secrets by=polis:reconciler as=ann namespace=default ";
+    let who = "kubernetes: create secrets by=polis:reconciler as=ann as_groups=system:masters";
     eventually("the change in the log of the node", || {
         let lines = controller.audited();
-        lines.iter().any(|line| line.starts_with(who) && line.contains(" code=201 "))
+        lines.iter().any(|line| {
+            line.starts_with(who)
+                && line.contains(" namespace=default ")
+                && line.contains(" code=201 ")
+        })
     })
     .await;
     let lines = controller.audited();
