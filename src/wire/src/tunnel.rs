@@ -1,7 +1,7 @@
 //! A tunnel through an HTTP proxy: asks the proxy for a connection to a server (CONNECT, RFC 9110).
 //!
 //! ```text
-//! TCP to the proxy --CONNECT HOST:PORT--> 200 --> the same TCP, which leads to the server
+//! TCP to the proxy --CONNECT HOST:PORT--> 200 --> the same TCP, now to the server
 //! ```
 //!
 //! Invariants:
@@ -64,7 +64,7 @@ pub enum Error {
     Silent,
 }
 
-/// Asks the proxy at the other end of `tcp` for a tunnel; the returned connection leads to the
+/// Asks the proxy at the other end of `tcp` for a tunnel; the returned connection ends at the
 /// server.
 ///
 /// # Errors

@@ -257,9 +257,9 @@ fn a_line_that_is_no_event_or_too_long_is_counted() {
     for _ in 0..REFILL_LOOKS {
         place.look();
     }
-    let told = "kubernetes: more requests are in the file of this controller alone \
-                done=0 accounts=0 refused=0 unreadable=3";
-    assert_eq!(place.look(), ["1", told]);
+    let counts = "kubernetes: more requests are in the file of this controller alone \
+                  done=0 accounts=0 refused=0 unreadable=3";
+    assert_eq!(place.look(), ["1", counts]);
 }
 
 #[test]
@@ -274,8 +274,8 @@ fn a_flood_of_refusals_keeps_no_line_of_a_user_out() {
     for _ in 0..REFILL_LOOKS {
         place.look();
     }
-    let told = place.look().pop().unwrap();
-    assert!(told.ends_with(" done=0 accounts=0 refused=10 unreadable=0"), "{told}");
+    let counts = place.look().pop().unwrap();
+    assert!(counts.ends_with(" done=0 accounts=0 refused=10 unreadable=0"), "{counts}");
     place.write(&lines([2000, 2001, 2002], 403));
     let copied = place.look();
     assert_eq!(copied.last().unwrap(), "2001", "a part of the budget is back");
@@ -339,7 +339,7 @@ async fn the_last_lines_are_copied_after_the_end() {
     };
     let (ended, ()) = tokio::join!(service.run(ctx), ends);
     ended.unwrap();
-    let told = "kubernetes: more requests are in the file of this controller alone \
-                done=0 accounts=0 refused=0 unreadable=1";
-    assert_eq!(ids(&tree), ["1", told]);
+    let counts = "kubernetes: more requests are in the file of this controller alone \
+                  done=0 accounts=0 refused=0 unreadable=1";
+    assert_eq!(ids(&tree), ["1", counts]);
 }

@@ -133,7 +133,7 @@ async fn by_name(kubeconfig: &Path, folder: &Path) -> Result<PathBuf> {
     Ok(file)
 }
 
-/// Starts a proxy (RFC 9110, CONNECT) whose every connection leads to `target`.
+/// Starts a proxy (RFC 9110, CONNECT) that connects each caller to `target`.
 #[expect(clippy::disallowed_methods, reason = "a story is not a service of a node")]
 async fn tunnel(target: String) -> Result<SocketAddr> {
     let listener = TcpListener::bind("127.0.0.1:0").await?;

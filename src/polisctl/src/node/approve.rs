@@ -352,7 +352,7 @@ mod tests {
         cluster.has_proved(v1::TpmAttestation::default());
         cluster.asks_for_a_certificate(v1::TpmAttestation::default());
         let (first, third) = (node_id(NODE).to_string(), waiting());
-        let approve = ["node", "approve", &*first, "nobody", &*third];
+        let approve = ["node", "approve", &*first, "absent", &*third];
         let ended = world.asks(&approve, "no\nyes\n");
         assert_eq!((ended.status, cluster.asked()), (1, vec!["ApproveNode".to_owned()]));
         let asked = [format!("Node 1 of 3: {NAME} ({first}) asks"), "Node 3 of 3: ".to_owned()];
@@ -360,14 +360,14 @@ mod tests {
             assert_eq!(ended.stderr.matches(&asked).count(), 1, "{asked}: {}", ended.stderr);
         }
         assert!(!ended.stderr.contains("Node 2 of 3"), "{}", ended.stderr);
-        let cause = "error: cannot approve nobody\ncause: there is no node \"nobody\"\nhelp: ";
+        let cause = "error: cannot approve absent\ncause: there is no node \"absent\"\nhelp: ";
         assert!(ended.stderr.contains(cause), "{}", ended.stderr);
         let end = "error: cannot approve 2 of 3 nodes\nhelp: the causes are above; repeat the \
                    command for these nodes\n";
         assert!(ended.stderr.ends_with(end), "{}", ended.stderr);
         let lines: Vec<&str> = ended.stdout.lines().collect();
         let refused = format!("{NAME} ({first}): not approved: not confirmed: nothing was changed");
-        let missing = "nobody: not approved: there is no node \"nobody\"";
+        let missing = "absent: not approved: there is no node \"absent\"";
         assert_eq!(lines[..2], [&*refused, missing]);
         assert!(lines[2].ends_with(&format!("({third}): approved")), "{lines:?}");
         assert_eq!(lines.len(), 3, "{lines:?}");
@@ -379,7 +379,7 @@ mod tests {
         let refused = "not confirmed: nothing was changed";
         let expected = serde_json::json!([
             { "node": first, "approved": true, "error": null },
-            { "node": "nobody", "approved": false, "error": "there is no node \"nobody\"" },
+            { "node": "absent", "approved": false, "error": "there is no node \"absent\"" },
             { "node": third, "approved": false, "error": refused },
         ]);
         assert_eq!(value, expected);

@@ -243,8 +243,8 @@ mod tests {
         for scheme in ["http://", "https://", "socks5://", ""] {
             let (path, text) = refused(&format!("{scheme}ann:hidden@proxy.example:3128"), &[]);
             assert_eq!(path, "proxy.url");
-            let told = text.contains("requires authentication");
-            assert!(told && !text.contains("hidden"), "{text}");
+            let names_it = text.contains("requires authentication");
+            assert!(names_it && !text.contains("hidden"), "{text}");
         }
         let (path, text) = refused("", &["a.example"]);
         assert_eq!(path, "proxy.url");
