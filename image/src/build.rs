@@ -5,7 +5,7 @@
 //!    |                  +--> firmware --+                          v
 //!    |   init, node --> strip ----------+--> system --root hash--> uki --> image
 //!    +--> programs of workloads --------^                          ^
-//!    +--> kernel --------------------------------------------------/
+//!    +--> kernel, microcode ---------------------------------------/
 //! ```
 //!
 //! `initramfs`, `system` and `kernel` run at the same time. Only the programs of a
@@ -34,7 +34,7 @@ use crate::{
     layout,
     lock::Lock,
     manifest::{self, Kind, Manifest, Options, Sizes, Variant},
-    modules, oci,
+    microcode, modules, oci,
     packages::{Category, FIRMWARE},
     payload::{Payload, Source, parallel},
     program,
@@ -175,7 +175,8 @@ impl Builder<'_> {
         kernel?;
         let verity = system?;
         let cmdline = command_line(&verity);
-        self.uki(&cmdline, &os_release)?;
+        let microcode = self.microcode()?;
+        self.uki(&cmdline, &os_release, microcode.map(|name| self.out(name)).as_deref())?;
         let mut manifest = Manifest {
             folder: self.config.out.clone(),
             kind: self.config.kind,
@@ -188,6 +189,7 @@ impl Builder<'_> {
             verity,
             kernel: "vmlinuz".into(),
             initramfs: "initramfs.cpio".into(),
+            microcode: microcode.map(Into::into),
             uki: "polis.efi".into(),
             loader: "loader.efi".into(),
             system: "system.img".into(),
@@ -216,17 +218,17 @@ impl Builder<'_> {
         let names = ["modules.dep", "modules.alias", "modules.softdep"];
         let outputs = names.map(|name| self.out("modules").join(name));
         self.steps.run("modules", inputs, &outputs, || {
-            let aside = self.out("modules.new");
+            let draft = self.out("modules.new");
             let mut depmod = program::payload(self.payload, "usr/sbin/depmod");
-            depmod.arg("-b").arg(self.payload).arg("-o").arg(&aside).arg(&self.release);
-            fs::create_dir_all(&aside).at("make", &aside)?;
+            depmod.arg("-b").arg(self.payload).arg("-o").arg(&draft).arg(&self.release);
+            fs::create_dir_all(&draft).at("make", &draft)?;
             program::run(&mut depmod)?;
             fs::create_dir_all(self.out("modules")).at("make", self.out("modules"))?;
-            let written = aside.join("lib/modules").join(&self.release);
+            let written = draft.join("lib/modules").join(&self.release);
             for (name, output) in names.iter().zip(&outputs) {
                 fs::copy(written.join(name), output).at("copy", written.join(name))?;
             }
-            fs::remove_dir_all(&aside).at("clear", &aside)
+            fs::remove_dir_all(&draft).at("clear", &draft)
         })
     }
 
@@ -355,7 +357,23 @@ impl Builder<'_> {
         })
     }
 
-    fn uki(&self, cmdline: &str, os_release: &str) -> Result<()> {
+    /// The name of the archive that comes before the initramfs in the kernel image. A development
+    /// image has none: it starts in virtual machines, which have the microcode of their host.
+    fn microcode(&self) -> Result<Option<&'static str>> {
+        if self.config.kind == Kind::Development {
+            return Ok(None);
+        }
+        let name = "microcode.cpio";
+        let recipe = [include_str!("microcode.rs"), include_str!("cpio.rs")];
+        let inputs = Inputs::recipe(&recipe).text("payload.lock", &self.packages);
+        let output = self.out(name);
+        self.steps.run("microcode", inputs, std::slice::from_ref(&output), || {
+            fs::write(&output, microcode::archive(self.payload)?).at("write", &output)
+        })?;
+        Ok(Some(name))
+    }
+
+    fn uki(&self, cmdline: &str, os_release: &str, microcode: Option<&Path>) -> Result<()> {
         let (kernel, initramfs) = (self.out("vmlinuz"), self.out("initramfs.cpio"));
         let inputs = Inputs::recipe(&[RECIPE, include_str!("uki.rs")])
             .text("payload.lock", &self.packages)
@@ -363,19 +381,28 @@ impl Builder<'_> {
             .text("os-release", os_release)
             .file("initramfs", &initramfs, self.digests())?
             .file("kernel", &kernel, self.digests())?;
+        let inputs = match microcode {
+            None => inputs,
+            Some(archive) => inputs.file("microcode", archive, self.digests())?,
+        };
         let output = self.out("polis.efi");
         self.steps.run("uki", inputs, std::slice::from_ref(&output), || {
             let read = |path: &Path| fs::read(path).at("read", path);
+            // The kernel looks for microcode before it can unpack anything.
+            let mut initrd = microcode.map(read).transpose()?.unwrap_or_default();
+            initrd.append(&mut read(&initramfs)?);
             let sections = [
                 Section::new(".osrel", for_loader(os_release)),
                 Section::new(".cmdline", cmdline),
                 Section::new(".uname", self.release.as_str()),
                 Section::new(".pkgs", self.content.listing()),
                 Section::new(".linux", read(&kernel)?),
-                Section::new(".initrd", read(&initramfs)?),
+                Section::new(".initrd", initrd),
             ];
             let stub = read(&self.payload.join(STUB))?;
-            fs::write(&output, uki::build(&stub, &sections)?).at("write", &output)
+            let image = uki::build(&stub, &sections)?;
+            uki::check_size(image.len() as u64)?;
+            fs::write(&output, image).at("write", &output)
         })
     }
 
@@ -397,6 +424,7 @@ impl Builder<'_> {
         Ok(Sizes {
             kernel: size(&manifest.kernel)?,
             initramfs: size(&manifest.initramfs)?,
+            microcode: manifest.microcode.as_deref().map_or(Ok(0), size)?,
             uki: size(&manifest.uki)?,
             erofs,
             verity: system - erofs,
@@ -411,7 +439,7 @@ impl Builder<'_> {
             include_str!("disk.rs"),
             polis_layout::SOURCES,
             include_str!("manifest.rs"),
-            include_str!("starting.rs"),
+            include_str!("boot_files.rs"),
             include_str!("uki.rs"),
             polis_bundle::MEASURE_RECIPE,
             include_str!("signing/authenticode.rs"),

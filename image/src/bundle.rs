@@ -16,12 +16,11 @@ use polis_bundle::{Manifest as Contents, Part, Refusal, SECURITY_LEVEL, write};
 use semver::Version;
 
 use crate::{
-    aside,
+    atomic, boot_files,
     error::{At as _, Error, Result},
     etcd, layout,
     manifest::{self, Manifest, Variant},
     signing::{ImageSigner, ReleaseKey},
-    starting,
     uki::{self, Section},
 };
 
@@ -53,7 +52,7 @@ pub fn bundle(
     if !text(&sections, ".cmdline").contains(&manifest.verity.root_hash) {
         return Err(Error::OtherBuild { path: uki });
     }
-    let kernel = starting::kernel_of(&unsigned, signer)?;
+    let kernel = boot_files::kernel_of(&unsigned, signer)?;
     let system = manifest.path(&manifest.system);
     let open = || File::open(&system).at("open", &system);
     let contents = Contents {
@@ -70,8 +69,8 @@ pub fn bundle(
     };
     layout::plan("", contents.system.size, crate::SIZE_DEFAULT)?;
     let parts: [&mut dyn Read; 2] = [&mut Cursor::new(kernel), &mut open()?];
-    aside::replace(out, |aside| {
-        let written = File::create(aside).and_then(|file| {
+    atomic::replace(out, |draft| {
+        let written = File::create(draft).and_then(|file| {
             let mut file = BufWriter::new(file);
             write(&mut file, &contents, release.key(), parts)?;
             file.flush()?;

@@ -72,6 +72,15 @@ pub(crate) fn listing(used: &Lock, moved: &[Moved]) -> String {
     })
 }
 
+/// The version of a package in a list.
+pub(crate) fn version<'a>(listing: &'a str, package: &str) -> Option<&'a str> {
+    listing.lines().find_map(|line| {
+        let mut words = line.split(' ').skip(1);
+        words.next().filter(|name| *name == package)?;
+        words.next()
+    })
+}
+
 /// The packages that a list marks as different from the lock.
 pub(crate) fn marked(listing: &str) -> Vec<Moved> {
     let read = |line: &str| {
@@ -128,6 +137,9 @@ mod tests {
         );
         assert_eq!(marked(&listing(&used, &moved)), moved);
         assert!(marked(&listing(&lock, &[])).is_empty());
+        let listing = listing(&used, &moved);
+        assert_eq!(version(&listing, "libmoved"), Some("5"));
+        assert_eq!(version(&listing, "libmove"), None);
     }
 
     #[test]

@@ -21,7 +21,7 @@ use gpt::{
 };
 
 use crate::{
-    aside,
+    atomic,
     error::{At as _, Error, Result},
     layout::{Layout, SECTOR},
 };
@@ -31,10 +31,10 @@ const PIECE: usize = 64 << 10;
 
 /// Writes an image to `path`.
 pub(crate) fn write(path: &Path, layout: &Layout, parts: &mut [&mut dyn io::Read]) -> Result<()> {
-    aside::replace(path, |aside| write_aside(aside, layout, parts))
+    atomic::replace(path, |draft| write_draft(draft, layout, parts))
 }
 
-fn write_aside(path: &Path, layout: &Layout, parts: &mut [&mut dyn io::Read]) -> Result<()> {
+fn write_draft(path: &Path, layout: &Layout, parts: &mut [&mut dyn io::Read]) -> Result<()> {
     let mut file = OpenOptions::new()
         .read(true)
         .write(true)

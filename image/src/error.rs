@@ -10,6 +10,9 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// The command that renews the lock file; named in every error that it resolves.
 const UPDATE: &str = "cargo xtask image --update-payload";
 
+/// The format of [`Error::Malformed`] for which there is a next step.
+pub(crate) const MICROCODE: &str = "file of microcode";
+
 /// Why an image could not be built or read.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -312,6 +315,11 @@ impl Error {
             Self::NoFirmware { .. } => {
                 "add the package that has it to image/src/packages.rs, or leave the file out in \
                  image/src/firmware.rs"
+                    .to_owned()
+            }
+            Self::Malformed { expected, .. } if *expected == MICROCODE => {
+                "name an archive that has the locked version of the package (--snapshot URL), or \
+                 correct image/src/microcode.rs"
                     .to_owned()
             }
             Self::Layout(layout::Error::TooSmall { needed, .. }) => {

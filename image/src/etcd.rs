@@ -2,19 +2,16 @@
 
 use semver::Version;
 
+use crate::difference;
+
 /// Debian's package with the program that runs.
 pub(crate) const PACKAGE: &str = "etcd-server";
 
 /// The version of etcd that a list of packages names: `node etcd-server 3.5.16-4 …`. Debian adds
 /// an epoch before the version, and behind it its own revision.
 pub(crate) fn version(packages: &str) -> Option<Version> {
-    let of = |line: &str| {
-        let mut words = line.split(' ').skip(1);
-        words.next().filter(|name| *name == PACKAGE)?;
-        words.next().map(str::to_owned)
-    };
-    let version = packages.lines().find_map(of)?;
-    let upstream = version.split_once(':').map_or(&*version, |(_epoch, rest)| rest);
+    let version = difference::version(packages, PACKAGE)?;
+    let upstream = version.split_once(':').map_or(version, |(_epoch, rest)| rest);
     Version::parse(upstream.split(['-', '+', '~']).next()?).ok()
 }
 

@@ -18,16 +18,16 @@ use polis_layout::Window;
 use semver::Version;
 
 use crate::{
+    boot_files::{self, Signature},
     difference,
     digest::hex,
     error::{At as _, Error, Result},
     esp, etcd,
     layout::{self, SECTOR},
     manifest::{self, Kind, Variant},
+    microcode::{self, Microcode},
     moved::Moved,
-    signing,
-    starting::{self, Signature},
-    uki,
+    signing, uki,
     verity::{self, BLOCK},
 };
 
@@ -61,6 +61,8 @@ pub struct Inspection {
     pub packages: String,
     /// The version of its etcd, if the list of packages has one.
     pub etcd: Option<Version>,
+    /// The microcode that the kernel finds before the initramfs, at most one a vendor.
+    pub microcode: Vec<Microcode>,
     /// The packages that differ from the lock.
     pub moved: Vec<Moved>,
     /// Length of the parameters file on the ESP, if present.
@@ -170,11 +172,11 @@ fn inspect_raw(named: &Path, path: &Path) -> Result<Inspection> {
     let mut sections = sections_of(esp::LOADER, &first)?;
     let mut kernel = first;
     if !sections.iter().any(|section| section.name == ".cmdline") {
-        let names = esp::list(esp()?, starting::KERNELS).map_err(damaged)?;
+        let names = esp::list(esp()?, boot_files::KERNELS).map_err(damaged)?;
         let [name] = &names[..] else {
             return Err(foreign(&format!("{} kernel images are on its ESP", names.len())));
         };
-        let path = format!("{}/{name}", starting::KERNELS);
+        let path = format!("{}/{name}", boot_files::KERNELS);
         let image = read(&path)?.ok_or_else(|| foreign("its kernel image is gone"))?;
         sections = sections_of(&path, &image)?;
         signatures.push((path, Signature::of(&image)));
@@ -190,6 +192,9 @@ fn inspect_raw(named: &Path, path: &Path) -> Result<Inspection> {
     let verity = Expected::parse(&cmdline).map_err(|reason| foreign(&reason))?;
     let os_release = text(".osrel").unwrap_or_default();
     let packages = text(".pkgs").unwrap_or_default();
+    let initrd = sections.iter().find(|section| section.name == ".initrd");
+    let microcode =
+        initrd.map_or_else(Vec::new, |section| microcode::of(&section.content, &packages));
     Ok(Inspection {
         partitions: disk.partitions().values().filter_map(part).collect(),
         kind: kind(&os_release),
@@ -198,6 +203,7 @@ fn inspect_raw(named: &Path, path: &Path) -> Result<Inspection> {
         kernel_release: text(".uname").unwrap_or_default(),
         moved: difference::marked(&packages),
         etcd: etcd::version(&packages),
+        microcode,
         packages,
         sections: sections
             .into_iter()

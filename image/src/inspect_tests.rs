@@ -11,12 +11,14 @@ use crate::{
     command_line::command_line,
     digest::sha256,
     manifest::{SIZE_DEFAULT, Sizes},
+    microcode::Vendor,
     signing::{ImageSigner, Passphrase, ReleaseKey, keys},
     uki::Section,
     verity::Verity,
 };
 
-const PACKAGES: &str = "node etcd-server 3.5.16-4 00 locked=3.5.15-1\nnode xfsprogs 1 00\n";
+const PACKAGES: &str = "node etcd-server 3.5.16-4 00 locked=3.5.15-1\nnode xfsprogs 1 00\n\
+                        device intel-microcode 3.2~deb13u1 00\n";
 
 const OS_RELEASE: &str =
     "ID=polis\nVARIANT_ID=development\nPOLIS_VARIANT=full\nPOLIS_KUBERNETES=1.37.2\n";
@@ -49,6 +51,7 @@ pub(crate) fn parts(folder: &Path) -> Manifest {
         cmdline,
         kernel: "vmlinuz".into(),
         initramfs: "initramfs.cpio".into(),
+        microcode: None,
         uki: "polis.efi".into(),
         loader: "loader.efi".into(),
         system: "system.img".into(),
@@ -85,6 +88,41 @@ fn what_was_put_together_is_found_in_the_file_alone() {
     assert_eq!(names, ["POLIS-ESP", "POLIS-SYSTEM-A", "POLIS-SYSTEM-B"]);
     assert!(found.sections.contains(&(".linux".to_owned(), 6)));
     assert_eq!(fs::metadata(&out).unwrap().len(), SIZE_DEFAULT);
+}
+
+#[test]
+fn the_microcode_before_the_initramfs_is_found_with_the_versions_of_its_packages() {
+    let folder = tempfile::tempdir().unwrap();
+    let manifest = parts(folder.path());
+    let (kernel, out) = (folder.path().join("polis.efi"), folder.path().join("disk"));
+    let plain = fs::read(&kernel).unwrap();
+    let inspected = |initrd: &[u8]| {
+        let image = uki::build(&plain, &[Section::new(".initrd", initrd)]).unwrap();
+        fs::write(&kernel, image).unwrap();
+        assemble(&manifest, &Options { size: SMALL, ..Options::new(&out) }).unwrap();
+        inspect(&out).unwrap()
+    };
+    let archive = microcode::tests::archive();
+    let mut initramfs = crate::Tree::default();
+    initramfs.text("init", "program");
+    let initramfs = initramfs.archive().unwrap();
+    let found = inspected(&[&archive[..], &initramfs].concat());
+    let [intel, amd] = &found.microcode[..] else { panic!("{:?}", found.microcode) };
+    assert_eq!((intel.vendor, &intel.updates), (Vendor::Intel, &Ok(4)));
+    assert_eq!(intel.version.as_deref(), Some("3.2~deb13u1"));
+    assert_eq!((amd.vendor, &amd.updates), (Vendor::Amd, &Ok(3)));
+    assert_eq!(amd.version, None);
+    // The register covers it.
+    let without = inspected(&initramfs);
+    assert!(without.microcode.is_empty(), "{without:?}");
+    assert_ne!(without.registers[&11], found.registers[&11]);
+    // The last byte of Intel's file: it follows that of AMD in the archive.
+    let mut damaged = archive.clone();
+    let end = archive.windows(6).rposition(|bytes| bytes == b"070701").unwrap();
+    damaged[end - 1] ^= 1;
+    let found = inspected(&[&damaged[..], &initramfs].concat());
+    assert!(found.microcode[0].updates.as_ref().unwrap_err().contains("add up"), "{found:?}");
+    assert_eq!(found.microcode[1].updates, Ok(3));
 }
 
 #[test]

@@ -9,7 +9,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    aside, disk,
+    atomic, boot_files, disk,
     error::{At as _, Error, Result},
     esp,
     guard::{self, Guard},
@@ -17,7 +17,6 @@ use crate::{
     moved::Moved,
     program,
     signing::ImageSigner,
-    starting,
     step::Observer,
     verity::Verity,
 };
@@ -121,6 +120,9 @@ pub struct Manifest {
     pub kernel: PathBuf,
     /// The initramfs, for direct boot.
     pub initramfs: PathBuf,
+    /// The archive of microcode that is before the initramfs in the unified kernel image; a
+    /// development image has none.
+    pub microcode: Option<PathBuf>,
     /// The unified kernel image, unsigned.
     pub uki: PathBuf,
     /// systemd-boot, unsigned: the loader of a signed image.
@@ -144,7 +146,9 @@ pub struct Sizes {
     pub kernel: u64,
     /// The initramfs.
     pub initramfs: u64,
-    /// The unified kernel image, which holds both.
+    /// The microcode; 0 where there is none.
+    pub microcode: u64,
+    /// The unified kernel image, which holds all three.
     pub uki: u64,
     /// The system's file system.
     pub erofs: u64,
@@ -226,7 +230,7 @@ impl Manifest {
         let path = self.folder.join(FILE);
         let text = serde_json::to_string_pretty(self).map_err(std::io::Error::from);
         let text = text.at("describe", &path)?;
-        aside::replace(&path, |aside| fs::write(aside, text).at("write", &path))
+        atomic::replace(&path, |draft| fs::write(draft, text).at("write", &path))
     }
 
     /// The full path of one of the parts.
@@ -255,9 +259,9 @@ pub fn assemble(manifest: &Manifest, options: &Options) -> Result<()> {
     };
     let uki = read(&manifest.uki)?;
     let mut files = match &options.signer {
-        None => starting::unsigned(uki),
+        None => boot_files::unsigned(uki),
         Some(signer) => {
-            starting::signed(&uki, &read(&manifest.loader)?, &manifest.version, signer)?
+            boot_files::signed(&uki, &read(&manifest.loader)?, &manifest.version, signer)?
         }
     };
     if let Some(parameters) = &options.parameters {
@@ -268,8 +272,8 @@ pub fn assemble(manifest: &Manifest, options: &Options) -> Result<()> {
     let mut system = fs::File::open(&system).at("open", &system)?;
     match options.format {
         Format::Raw => disk::write(&options.out, &layout, &mut [&mut &*esp, &mut system]),
-        Format::Qcow2 => aside::replace(&options.out, |whole| {
-            let raw = aside::name(whole);
+        Format::Qcow2 => atomic::replace(&options.out, |whole| {
+            let raw = atomic::name(whole);
             disk::write(&raw, &layout, &mut [&mut &*esp, &mut system])?;
             let converted = convert(&raw, whole, "qcow2");
             fs::remove_file(&raw).at("remove", &raw)?;
@@ -309,7 +313,7 @@ mod tests {
         reader.read_to_string(&mut text).unwrap();
         assert_eq!(text, serde_json::to_string_pretty(&former).unwrap());
         assert_eq!(Manifest::load(folder.path()).unwrap().version, "1");
-        let aside = aside::name(&folder.path().join(FILE));
-        assert!(!aside.exists(), "nothing unfinished is left");
+        let draft = atomic::name(&folder.path().join(FILE));
+        assert!(!draft.exists(), "nothing unfinished is left");
     }
 }

@@ -24,7 +24,8 @@ pub enum Category {
     Node,
     /// Libraries that those programs need.
     Library,
-    /// Firmware files that drivers load into network cards, disk controllers and others.
+    /// Firmware files that drivers load into network cards, disk controllers and others, and the
+    /// microcode of processors.
     Device,
     /// Tools that build the image; not in it.
     Tool,
@@ -170,6 +171,7 @@ const PACKAGES: &[(Category, &str)] = &[
     (Category::Library, "liburcu8t64"),
     (Category::Library, "libuuid1"),
     (Category::Library, "libxtables12"),
+    (Category::Device, "amd64-microcode"),
     (Category::Device, "firmware-ast"),
     (Category::Device, "firmware-bnx2"),
     (Category::Device, "firmware-bnx2x"),
@@ -182,6 +184,7 @@ const PACKAGES: &[(Category, &str)] = &[
     (Category::Device, "firmware-netxen"),
     (Category::Device, "firmware-qlogic"),
     (Category::Device, "firmware-realtek"),
+    (Category::Device, "intel-microcode"),
     (Category::Tool, "erofs-utils"),
     (Category::Tool, "kmod"),
     (Category::Tool, "libdeflate0"),

@@ -225,10 +225,10 @@ impl Source {
             return Ok(payload);
         }
         let Some(today) = self.fetch(lock, observer)? else {
-            let aside = self.unpack(&lock.packages, observer)?;
-            elf::closure(&aside, &self.selection.programs(self.variant))?;
-            elf::closure(&aside, &self.selection.tools(self.variant))?;
-            self.put_in_place(&aside, lock)?;
+            let draft = self.unpack(&lock.packages, observer)?;
+            elf::closure(&draft, &self.selection.programs(self.variant))?;
+            elf::closure(&draft, &self.selection.tools(self.variant))?;
+            self.put_in_place(&draft, lock)?;
             return Ok(self.payload(lock, lock.clone()));
         };
         let used = self.follow(today, observer)?;
@@ -285,9 +285,9 @@ impl Source {
         let mirror = Mirror::find(self.mirror.as_deref())?;
         let apt = self.apt(&mirror, self.variant)?;
         self.download_all(&apt, &mirror, &today.packages, observer)?;
-        let aside = self.unpack(&today.packages, observer)?;
+        let draft = self.unpack(&today.packages, observer)?;
         let mut known: Option<Vec<Package>> = None;
-        while let Some(Lacking { category, what }) = self.lacking(&aside, &today)? {
+        while let Some(Lacking { category, what }) = self.lacking(&draft, &today)? {
             let known = match &mut known {
                 Some(known) => known,
                 None => {
@@ -299,11 +299,11 @@ impl Source {
             known.retain(|package| today.packages.iter().all(|other| other.name != package.name));
             let package = self.bringing(&apt, &mirror, known, &what, observer)?;
             let package = Package { category, ..package };
-            self.extract(&package, &aside)?;
+            self.extract(&package, &draft)?;
             today.packages.push(package);
         }
         today.packages.sort_by(|a, b| (a.category, &a.name).cmp(&(b.category, &b.name)));
-        self.put_in_place(&aside, &today)?;
+        self.put_in_place(&draft, &today)?;
         Ok(today)
     }
 
@@ -485,13 +485,13 @@ impl Source {
         program::run(dpkg.arg("--extract").arg(self.deb(package)).arg(root)).map(drop)
     }
 
-    fn put_in_place(&self, aside: &Path, lock: &Lock) -> Result<()> {
+    fn put_in_place(&self, draft: &Path, lock: &Lock) -> Result<()> {
         let tree = self.tree(lock);
         if tree.exists() {
             // Another lock file led to the same packages.
-            return fs::remove_dir_all(aside).at("clear", aside);
+            return fs::remove_dir_all(draft).at("clear", draft);
         }
-        fs::rename(aside, &tree).at("put in place", &tree)
+        fs::rename(draft, &tree).at("put in place", &tree)
     }
 }
 

@@ -27,7 +27,12 @@ use polis_base::hex;
 use crate::{
     command_line::release_key,
     error::{Error, Result},
+    layout,
 };
+
+/// The largest kernel image in bytes: an ESP has room for three, and for what a machine writes
+/// beside them.
+const SIZE_MAX: u64 = layout::ESP_SIZE / 4;
 
 /// Length of an entry of the section table.
 const ENTRY: usize = 40;
@@ -110,6 +115,18 @@ pub(crate) fn build(stub: &[u8], sections: &[Section]) -> Result<Vec<u8>> {
     // Firmware does not check it, and a zero is better than a wrong value.
     patch(&mut image, CHECKSUM, 0);
     Ok(image)
+}
+
+/// Refuses a kernel image that would leave a machine no room for its next one.
+pub(crate) fn check_size(bytes: u64) -> Result<()> {
+    if bytes <= SIZE_MAX {
+        return Ok(());
+    }
+    let reason = format!(
+        "it has {bytes} bytes, and at most {SIZE_MAX} are allowed, since the ESP of a machine \
+         holds three"
+    );
+    Err(Error::Uki { reason })
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -257,6 +274,13 @@ pub(crate) mod tests {
         let mut stub = stub();
         stub[0x3ff] = 1;
         assert!(build(&stub, &[Section::new(".x", "")]).is_err());
+    }
+
+    #[test]
+    fn a_kernel_image_of_which_an_esp_does_not_hold_three_is_refused() {
+        check_size(SIZE_MAX).unwrap();
+        let error = check_size(SIZE_MAX + 1).unwrap_err().to_string();
+        assert!(error.contains("134217729 bytes, and at most 134217728"), "{error}");
     }
 
     #[test]

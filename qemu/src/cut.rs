@@ -3,6 +3,8 @@
 //! Killing QEMU loses no write of the guest. A real disk may lose each write since the last
 //! flush, even an acknowledged one, in any order, and may keep half of one. [`Cut::draw`]
 //! chooses such a moment and [`Cut::disk`] makes the disk that the next boot would find.
+//! A write is torn between sectors, or between blocks of 4 KiB where
+//! [`Cut::with_whole_blocks`] says so.
 //!
 //! Most windows between two flushes hold a write or two, and the making of a file
 //! system is one window of many: a window is drawn in proportion to its writes.
@@ -19,15 +21,19 @@
 use std::fmt;
 use std::fs::File;
 use std::io;
+use std::iter;
 use std::ops::Range;
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
 use crate::disk;
-use crate::recording::{Deed, Recording};
+use crate::recording::{Recording, Request};
 
-/// The unit that a disk writes whole or not at all.
+/// The unit that every disk writes whole or not at all.
 const SECTOR: u64 = 512;
+
+/// The unit of a disk with large physical sectors, and of most flash memory.
+const BLOCK: u64 = 4096;
 
 /// How much is copied at a time.
 const CHUNK: u64 = 1 << 20;
@@ -82,6 +88,8 @@ pub struct Cut {
     pub end: usize,
     /// The writes that are lost.
     pub loss: Loss,
+    /// The bytes of the disk whose blocks of 4 KiB are each written whole; elsewhere a sector is.
+    blocks: Range<u64>,
     /// Decides for each write whether it is lost.
     random: Random,
 }
@@ -122,14 +130,20 @@ impl Cut {
         })?;
         let loss = [Loss::All, Loss::Half, Loss::Torn][random.below(3)];
         let end = window.start + 1 + random.below(window.len());
-        Some(Self { window, end, loss, random: Random(random.next()) })
+        Some(Self { window, end, loss, blocks: 0..0, random: Random(random.next()) })
+    }
+
+    /// The same cut of a disk that tears no block of 4 KiB in this range of bytes.
+    #[must_use]
+    pub fn with_whole_blocks(self, blocks: Range<u64>) -> Self {
+        Self { blocks, ..self }
     }
 
     /// No cut at all: the disk contains every recorded write.
     #[must_use]
     pub fn none(recording: &Recording) -> Self {
         let end = recording.entries().len();
-        Self { window: end..end, end, loss: Loss::All, random: Random(0) }
+        Self { window: end..end, end, loss: Loss::All, blocks: 0..0, random: Random(0) }
     }
 
     /// Makes the disk `out` from the disk as it was `before` the recording.
@@ -169,10 +183,10 @@ impl Cut {
         let torn = self.window.start + random.below(self.end - self.window.start);
         let mut pieces = Vec::new();
         for (number, entry) in recording.entries().iter().enumerate().take(self.end) {
-            let (data, durable) = match entry.deed {
-                Deed::Flush => continue,
-                Deed::Discard => (None, false),
-                Deed::Write { data, durable } => (Some(data), durable),
+            let (data, durable) = match entry.request {
+                Request::Flush => continue,
+                Request::Discard => (None, false),
+                Request::Write { data, durable } => (Some(data), durable),
             };
             let piece = Piece { at: entry.at, length: entry.length, data };
             let open = number >= self.window.start && !durable;
@@ -180,7 +194,7 @@ impl Cut {
                 _ if !open => pieces.push(piece),
                 Loss::All => {}
                 Loss::Torn if number == torn => {
-                    pieces.extend(sectors(piece).filter(|_| random.coin()));
+                    pieces.extend(units(piece, &self.blocks).filter(|_| random.coin()));
                 }
                 Loss::Half | Loss::Torn => pieces.extend(random.coin().then_some(piece)),
             }
@@ -189,15 +203,20 @@ impl Cut {
     }
 }
 
-/// The sectors of a piece; the last may be shorter.
-fn sectors(piece: Piece) -> impl Iterator<Item = Piece> {
-    (0..piece.length.div_ceil(SECTOR)).map(move |number| {
-        let skipped = number * SECTOR;
-        Piece {
-            at: piece.at + skipped,
-            length: SECTOR.min(piece.length - skipped),
-            data: piece.data.map(|data| data + skipped),
-        }
+/// The parts of a piece that a disk writes whole: blocks in the range, sectors elsewhere.
+fn units(piece: Piece, blocks: &Range<u64>) -> impl Iterator<Item = Piece> {
+    let end = piece.at + piece.length;
+    let cut_off = move |at: u64| {
+        let unit = if blocks.contains(&at) { BLOCK } else { SECTOR };
+        // The first and the last part of a piece may be shorter.
+        let length = (unit - at % unit).min(end - at);
+        let data = piece.data.map(|data| data + (at - piece.at));
+        Piece { at, length, data }
+    };
+    let first = (piece.at < end).then(|| cut_off(piece.at));
+    iter::successors(first, move |part| {
+        let at = part.at + part.length;
+        (at < end).then(|| cut_off(at))
     })
 }
 
@@ -245,7 +264,7 @@ mod tests {
     }
 
     fn cut(loss: Loss, seed: u64) -> Cut {
-        Cut { window: 2..6, end: 6, loss, random: Random::new(seed) }
+        Cut { window: 2..6, end: 6, loss, blocks: 0..0, random: Random::new(seed) }
     }
 
     #[test]
@@ -279,6 +298,46 @@ mod tests {
             torn.filter(|left| (1..8).contains(&left.matches('e').count())).collect();
         assert!(!torn.is_empty());
         assert!(torn.iter().all(|left| left.contains('d')), "{torn:?}");
+    }
+
+    #[test]
+    fn where_blocks_are_whole_a_write_is_torn_between_them_alone() {
+        let operations = [Operation::Flush, write(4, b'e', 24)];
+        let mut seen = std::collections::BTreeSet::new();
+        let mut outside = 0;
+        for seed in 0..64 {
+            let random = Random::new(seed);
+            let cut = Cut { window: 1..2, end: 2, loss: Loss::Torn, blocks: 0..0, random };
+            let left = left(&cut.with_whole_blocks(0..24 * SECTOR), &operations);
+            let left = format!("{left:.<28}");
+            let torn = |part: &str| part.contains('e') && part.contains('.');
+            let blocks = [&left[4..8], &left[8..16], &left[16..24]];
+            assert!(!blocks.into_iter().any(torn), "{left}");
+            seen.insert(blocks.map(|block| block.contains('e')));
+            outside += u32::from(torn(&left[24..]));
+        }
+        // Each of the three is there or not, whatever the others are.
+        assert_eq!(seen.len(), 8);
+        assert!(outside > 0, "outside the range, sectors are torn");
+    }
+
+    #[test]
+    fn the_parts_of_a_write_are_blocks_in_their_range_and_sectors_elsewhere() {
+        // All in sectors: a write and the range of whole blocks; the start and length of each part.
+        let parts = |write: Range<u64>, blocks: Range<u64>| {
+            let [at, end] = [write.start, write.end].map(|sector| sector * SECTOR);
+            let piece = Piece { at, length: end - at, data: Some(7 + at) };
+            let blocks = blocks.start * SECTOR..blocks.end * SECTOR;
+            let parts = units(piece, &blocks).map(|part| {
+                assert_eq!(part.data, Some(7 + part.at), "the data of another part");
+                (part.at / SECTOR, part.length / SECTOR)
+            });
+            parts.collect::<Vec<_>>()
+        };
+        assert_eq!(parts(6..26, 8..24), [(6, 1), (7, 1), (8, 8), (16, 8), (24, 1), (25, 1)]);
+        assert_eq!(parts(12..19, 8..24), [(12, 4), (16, 3)]);
+        assert_eq!(parts(12..14, 8..24), [(12, 2)]);
+        assert_eq!(parts(4..6, 0..0), [(4, 1), (5, 1)]);
     }
 
     #[test]

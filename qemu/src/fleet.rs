@@ -25,11 +25,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::args::{Config, FwCfg, Link};
+use crate::deadline::Deadline;
 use crate::host::free_port;
 use crate::line::Event;
 use crate::machine::{Error, Machine};
-use crate::operator::{CURATOR, Operator, Way};
-use crate::patience::Deadline;
+use crate::operator::{CURATOR, Operator, PortForward};
 use crate::plug::Port;
 use crate::segment::Segment;
 use crate::template;
@@ -79,7 +79,7 @@ pub struct Node {
     /// Off, or on.
     pub machine: Option<Machine>,
     /// The ports through which the host reaches it.
-    pub ways: Vec<Way>,
+    pub forwards: Vec<PortForward>,
     dir: PathBuf,
 }
 
@@ -187,23 +187,24 @@ impl Fleet {
         let mut nodes = Vec::new();
         for (number, config) in (0..machines).zip(configs) {
             let address = segment.address(number);
-            let mut ways = Vec::new();
+            let mut forwards = Vec::new();
             for port in PORTS {
                 let host = free_port().map_err(host("find a free port"))?;
                 segment.forward(host, address, port)?;
-                ways.push(Way { address, port, host });
+                forwards.push(PortForward { address, port, host });
             }
             nodes.push(Node {
                 config: Config { link: Link::Segment(segment.plug(number)), ..config },
                 address,
                 id: String::new(),
                 machine: None,
-                ways,
+                forwards,
                 dir: dir.join((number + 1).to_string()),
             });
         }
-        let ways: Vec<Way> = nodes.iter().flat_map(|node| node.ways.clone()).collect();
-        operator.equip(key, &ways)?;
+        let forwards: Vec<PortForward> =
+            nodes.iter().flat_map(|node| node.forwards.clone()).collect();
+        operator.equip(key, &forwards)?;
         Ok(Self {
             nodes,
             segment,
@@ -389,13 +390,13 @@ impl Fleet {
         self.segment.renumber()?;
         for (number, node) in (0..).zip(&mut self.nodes) {
             node.address = self.segment.address(number);
-            for way in &mut node.ways {
-                way.address = node.address;
-                self.segment.forward(way.host, way.address, way.port)?;
+            for forward in &mut node.forwards {
+                forward.address = node.address;
+                self.segment.forward(forward.host, forward.address, forward.port)?;
             }
         }
-        let ways: Vec<Way> = self.nodes.iter().flat_map(|node| node.ways.clone()).collect();
-        self.operator.equip(&self.key, &ways)
+        let forwards = self.nodes.iter().flat_map(|node| node.forwards.clone());
+        self.operator.equip(&self.key, &forwards.collect::<Vec<PortForward>>())
     }
 
     /// The machine of a node that is on.

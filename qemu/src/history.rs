@@ -26,7 +26,7 @@ use crate::line::Event;
 
 /// Numbers that may be found beyond the last acknowledged one: a power cut loses lines
 /// that were printed and not yet sent.
-const UNTOLD_MAX: u64 = 20;
+const UNREPORTED_MAX: u64 = 20;
 
 /// The reports of all writers.
 #[derive(Clone, Debug, Default)]
@@ -265,7 +265,7 @@ impl History {
         for (writer, number) in highest {
             let all = self.acknowledged.get(writer);
             let last = all.and_then(|all| all.last()).map_or(0, |written| written.number);
-            if number > last + UNTOLD_MAX {
+            if number > last + UNREPORTED_MAX {
                 return Err(Violation::Invented { writer: writer.to_owned(), number, last });
             }
         }
@@ -430,7 +430,7 @@ mod tests {
     fn a_hole_and_an_unwritten_number_are_found() {
         let log = found(9, &[(A, &[(1, 2), (3, 4)])]);
         assert!(matches!(check(&[log]), Err(Violation::Hole { missing: 2, .. })));
-        let numbers: Vec<(u64, u64)> = (1..=UNTOLD_MAX + 2).map(|n| (n, n + 1)).collect();
+        let numbers: Vec<(u64, u64)> = (1..=UNREPORTED_MAX + 2).map(|n| (n, n + 1)).collect();
         let log = kept(A, 1, 2) + &found(99, &[(A, &numbers)]);
         assert!(matches!(check(&[log]), Err(Violation::Invented { last: 1, .. })));
     }

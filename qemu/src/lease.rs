@@ -15,8 +15,8 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
+use crate::deadline::Deadline;
 use crate::frame::{read, write_frame};
-use crate::patience::Deadline;
 
 /// Between two requests: the gateway may still be starting.
 const RETRY: Duration = Duration::from_millis(200);

@@ -4,7 +4,7 @@
 //! cluster that they can do.
 //!
 //! `--timeout` is the program's own wall time. Here it is a deadline by the clock of
-//! [`crate::patience`] instead: the program gets as much wall time as that clock can
+//! [`crate::deadline`] instead: the program gets as much wall time as that clock can
 //! ever take, and is killed when the deadline has come.
 
 use std::ffi::{OsStr, OsString};
@@ -18,12 +18,12 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
+use crate::deadline::{Deadline, SLOWEST};
 use crate::machine::{DEADLINE, Error, end};
-use crate::patience::{Deadline, SLOWEST};
 
 /// A port of a node, and the port of this host that leads to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Way {
+pub struct PortForward {
     /// The node's address on its segment.
     pub address: IpAddr,
     /// The port there.
@@ -54,10 +54,10 @@ impl Operator {
     ///
     /// # Errors
     /// When `polisctl` refuses.
-    pub fn equip(&self, key: &Path, ways: &[Way]) -> Result<(), Error> {
+    pub fn equip(&self, key: &Path, forwards: &[PortForward]) -> Result<(), Error> {
         let mut args = vec!["context".to_owned(), "set".to_owned(), self.context.clone()];
         args.extend(["--key".to_owned(), key.display().to_string()]);
-        for Way { address, port, host } in ways {
+        for PortForward { address, port, host } in forwards {
             if *port == CURATOR {
                 args.extend(["--endpoint".to_owned(), format!("127.0.0.1:{host}")]);
             }

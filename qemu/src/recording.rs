@@ -71,7 +71,7 @@ pub enum Error {
 
 /// A request that reached the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Deed {
+pub enum Request {
     /// Bytes, which are in the recording from here on.
     Write {
         /// Their place in the recording.
@@ -89,7 +89,7 @@ pub enum Deed {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
     /// The request.
-    pub deed: Deed,
+    pub request: Request,
     /// First byte on the disk.
     pub at: u64,
     /// Bytes.
@@ -155,7 +155,7 @@ impl Recording {
     #[must_use]
     pub fn windows(&self) -> Vec<Range<usize>> {
         let flushes = self.entries.iter().enumerate();
-        let flushes = flushes.filter(|(_, entry)| entry.deed == Deed::Flush);
+        let flushes = flushes.filter(|(_, entry)| entry.request == Request::Flush);
         let ends = flushes.map(|(number, _)| number).chain([self.entries.len()]);
         let mut start = 0;
         let windows = ends.map(|end| {
@@ -171,7 +171,7 @@ impl Recording {
     #[must_use]
     pub fn flushed(&self, length: u64) -> Option<usize> {
         let there = self.entries.partition_point(|entry| entry.end <= length);
-        self.entries[..there].iter().rposition(|entry| entry.deed == Deed::Flush)
+        self.entries[..there].iter().rposition(|entry| entry.request == Request::Flush)
     }
 }
 
@@ -190,17 +190,17 @@ fn entry(head: &[u8; ENTRY], sector: u64, at: u64, disk: u64) -> Result<Entry, &
         return Err("is beyond the end of the disk");
     }
     let data = at.checked_add(sector).ok_or("is beyond any recording")?;
-    let (deed, data_end) = match (flags & flag::FLUSH != 0, flags & flag::DISCARD != 0) {
-        (true, false) if length == 0 => (Deed::Flush, Some(data)),
+    let (request, data_end) = match (flags & flag::FLUSH != 0, flags & flag::DISCARD != 0) {
+        (true, false) if length == 0 => (Request::Flush, Some(data)),
         (true, _) => return Err("is a flush and another operation"),
-        (false, true) => (Deed::Discard, Some(data)),
+        (false, true) => (Request::Discard, Some(data)),
         (false, false) => {
             let durable = flags & flag::FUA != 0;
-            (Deed::Write { data, durable }, data.checked_add(length))
+            (Request::Write { data, durable }, data.checked_add(length))
         }
     };
     let end = data_end.ok_or("is beyond any recording")?;
-    Ok(Entry { deed, at: first, length, end })
+    Ok(Entry { request, at: first, length, end })
 }
 
 /// Whether the input had enough bytes to fill `buffer`.
@@ -274,16 +274,16 @@ pub(crate) mod tests {
     fn entries_are_where_qemu_puts_them() {
         let log = log(&written());
         let recording = read(&log, 8 * SECTOR).unwrap();
-        let deeds: Vec<_> = recording.entries().iter().map(|entry| entry.deed).collect();
+        let requests: Vec<_> = recording.entries().iter().map(|entry| entry.request).collect();
         assert_eq!(
-            deeds,
+            requests,
             [
-                Deed::Write { data: 1024, durable: false },
-                Deed::Flush,
-                Deed::Flush,
-                Deed::Write { data: 3584, durable: false },
-                Deed::Discard,
-                Deed::Write { data: 5120, durable: true },
+                Request::Write { data: 1024, durable: false },
+                Request::Flush,
+                Request::Flush,
+                Request::Write { data: 3584, durable: false },
+                Request::Discard,
+                Request::Write { data: 5120, durable: true },
             ]
         );
         let first = recording.entries()[0];
@@ -358,7 +358,7 @@ pub(crate) mod tests {
             for entry in recording.entries() {
                 prop_assert!(entry.at + entry.length <= 8 * SECTOR);
                 prop_assert!(entry.end <= log.len() as u64);
-                if let Deed::Write { data, .. } = entry.deed {
+                if let Request::Write { data, .. } = entry.request {
                     prop_assert!(data + entry.length <= entry.end);
                 }
             }

@@ -34,9 +34,9 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::args::{Config, Devices, Memory, plugged};
+use crate::deadline::Deadline;
 use crate::disk;
 use crate::machine::{Error, Machine};
-use crate::patience::Deadline;
 
 /// Longest that a state may take to be written or read: it takes a tenth of a second.
 const MOVE_MAX: Duration = Duration::from_secs(60);

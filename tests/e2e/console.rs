@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use polis_proto::v1::{ConsoleConfiguration, NodeParameters};
-use polis_qemu::patience::{self, Deadline};
+use polis_qemu::deadline::{self, Deadline};
 use polis_qemu::{Config, Machine, screen};
 use polis_tests::{Story, story};
 use prost::Message as _;
@@ -95,13 +95,13 @@ impl Terminal {
     /// Goes to two pages, one after the other; returns the time that both took, by the clock of
     /// deadlines.
     pub(crate) fn answers(&mut self) -> Result<Duration> {
-        let begun = patience::own().now();
+        let begun = deadline::own().now();
         for number in [2, 8] {
             let (page, _) = PAGES[number - 1];
             self.press(&format!("{number}"))?;
             self.wait_for(&format!("[F{number} {page}]"))?;
         }
-        Ok(patience::own().now() - begun)
+        Ok(deadline::own().now() - begun)
     }
 }
 

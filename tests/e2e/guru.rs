@@ -6,10 +6,10 @@ use polis_proto::v1::node_parameters::Cluster;
 use polis_proto::v1::{
     ClusterBootstrap, ClusterDirectory, ClusterRegister, NodeParameters, cluster_directory,
 };
+use polis_qemu::deadline::Deadline;
 use polis_qemu::host::{Preference, accelerator};
 use polis_qemu::image::Flash;
 use polis_qemu::line::{Line, fatal};
-use polis_qemu::patience::Deadline;
 use polis_qemu::screen::{is_black, is_red};
 use polis_qemu::{Config, Event, Machine};
 use polis_tests::{Story, story};

@@ -15,7 +15,7 @@ use polis_proto::v1::curator_client::CuratorClient;
 use polis_proto::v1::management_client::ManagementClient;
 use polis_proto::v1::node_management_client::NodeManagementClient;
 use polis_qemu::Config;
-use polis_qemu::patience::Deadline;
+use polis_qemu::deadline::Deadline;
 use polis_tests::{Story, patiently, story};
 use polis_wire::rpc::client::{Channel, Expect, Trust, dial};
 use polis_wire::rpc::{Credentials, provider};

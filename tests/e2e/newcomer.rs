@@ -12,9 +12,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
+use polis_qemu::deadline::Deadline;
 use polis_qemu::fleet::{Asks, Part, asks};
 use polis_qemu::history::longest_gap;
-use polis_qemu::patience::Deadline;
 use polis_qemu::{Event, Fleet, Machine};
 use polis_tests::{Story, cuts, seed, story};
 use rand::rngs::StdRng;

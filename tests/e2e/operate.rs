@@ -7,7 +7,7 @@ use std::thread;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use polis_qemu::Config;
-use polis_qemu::patience::receive;
+use polis_qemu::deadline::receive;
 use polis_tests::{Story, story};
 
 use crate::fleet::ask_until;

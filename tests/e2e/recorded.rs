@@ -5,7 +5,8 @@
 //! flush, keep a later one, and have half of one. So each story here records every write
 //! and flush of one machine that founds a cluster and counts in etcd, and boots disks on
 //! which the power went at a drawn place of the recording: all writes that no flush had
-//! covered are gone, or any of them, or one is torn into sectors. Each of these disks must
+//! covered are gone, or any of them, or one is torn into sectors (on a data partition without
+//! authentication into blocks of 4 KiB, which XFS needs whole). Each of these disks must
 //! boot to ready, with every number that etcd acknowledged before the last flush, and as
 //! the same node if that was home before the last flush. The tables of the file system of
 //! the ESP are never written, and a cut while its files are written leaves each of them whole.
@@ -27,12 +28,13 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result, ensure};
 use polis_base::files::{Esp, in_place};
 use polis_qemu::cut::{Cut, Random};
-use polis_qemu::recording::{Deed, Recording};
+use polis_qemu::recording::{Recording, Request};
 use polis_qemu::{Config, Event, disk};
 use polis_tests::{Sample, Story, cuts, seed, story};
 
 use crate::esp;
 use crate::storage::{COUNT, Kind, acknowledged, bootstrap_config_small, counting, file, number};
+use crate::table::partition;
 use crate::world::{BOOT, Identity, World, home, home_with};
 
 /// Places of each kind in an ordinary run, unless `POLIS_CUTS` says another number.
@@ -77,6 +79,8 @@ struct Recorded {
     before: PathBuf,
     log: PathBuf,
     recording: Recording,
+    /// Where the disk writes blocks of 4 KiB whole.
+    blocks: Range<u64>,
     identity: Identity,
     /// The flush that covers the identity.
     ready: usize,
@@ -102,6 +106,7 @@ fn comes_home(kind: Kind) -> Result<()> {
             _ => 0..recorded.ready,
         };
         let cut = Cut::draw(&recorded.recording, &among, &mut random).context("no writes")?;
+        let cut = cut.with_whole_blocks(recorded.blocks.clone());
         let named = format!("POLIS_SEED={seed}, place {place} of {places}: {cut}");
         println!("{named}");
         recorded.boot(&world, &config, kind, &cut).context(named)?;
@@ -144,14 +149,17 @@ fn record(world: &World, config: &Config, kind: Kind) -> Result<Recorded> {
     Cut::none(&recording).disk(&recording, &log, &before, &replayed)?;
     let place = differ(&replayed, &file(&config)?)?;
     ensure!(place.is_none(), "the recording and the disk differ in the MiB {place:?}");
+    let blocks = whole_blocks(&replayed, kind)?;
     fs::remove_file(&replayed)?;
     // The machine writes the files of its ESP in place: a lost write can harm no table.
     let tables = esp::tables(&before)?;
     let changed = recording.entries().iter().find(|entry| {
-        entry.deed != Deed::Flush && entry.at < tables.end && tables.start < entry.at + entry.length
+        entry.request != Request::Flush
+            && entry.at < tables.end
+            && tables.start < entry.at + entry.length
     });
     ensure!(changed.is_none(), "the tables of the ESP at {tables:?} were written: {changed:?}");
-    Ok(Recorded { before, log, recording, identity, ready, counted })
+    Ok(Recorded { before, log, recording, blocks, identity, ready, counted })
 }
 
 impl Recorded {
@@ -200,6 +208,16 @@ impl Recorded {
         machine.kill();
         Ok(())
     }
+}
+
+/// Where a disk of this kind, complete in `disk`, has to write blocks of 4 KiB whole: XFS does
+/// not repair every torn block, and only authenticated storage has a journal below it.
+pub(crate) fn whole_blocks(disk: &Path, kind: Kind) -> Result<Range<u64>> {
+    if kind == Kind::Authenticated {
+        return Ok(0..0);
+    }
+    let (start, length) = partition(disk, "POLIS-DATA")?;
+    Ok(start..start + length)
 }
 
 fn is_acknowledged(event: &Event) -> bool {

@@ -81,8 +81,8 @@ fn dead_one_is_deleted(cluster: &mut Fleet) -> Result<()> {
         let etcd = free_port()?;
         cluster.segment.forward(etcd, cluster.nodes[number].address, 7834)?;
         let at = |port: u16| {
-            let way = cluster.nodes[number].ways.iter().find(|way| way.port == port);
-            way.map(|way| way.host).with_context(|| format!("no way to {port}"))
+            let forward = cluster.nodes[number].forwards.iter().find(|it| it.port == port);
+            forward.map(|it| it.host).with_context(|| format!("no way to {port}"))
         };
         doors.push((number, [at(7835)?, at(7839)?, etcd]));
     }

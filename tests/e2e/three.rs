@@ -149,8 +149,8 @@ fn an_encrypted_disk_is_opened_by_the_cluster_and_by_it_alone_until_the_node_is_
         cluster.boot(number)?;
     }
     let words = waits(cluster.machine(0)?)?;
-    let way = cluster.nodes[0].ways.iter().find(|way| way.port == 7839).context("no way")?;
-    let at = format!("127.0.0.1:{}", way.host);
+    let forward = cluster.nodes[0].forwards.iter().find(|it| it.port == 7839).context("no port")?;
+    let at = format!("127.0.0.1:{}", forward.host);
     let key = recovery.display().to_string();
     let unlock = ["node", "unlock", &cluster.nodes[0].id, "--at", &at, "--fingerprint", &words];
     run(&cluster, &[&unlock[..], &["--recovery-key-file", &key]].concat())?;

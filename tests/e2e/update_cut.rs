@@ -21,8 +21,8 @@ use polis_qemu::{Config, Machine, disk};
 use polis_tests::{cuts, seed};
 
 use crate::esp;
-use crate::recorded::length;
-use crate::storage::file;
+use crate::recorded::{length, whole_blocks};
+use crate::storage::{Kind, file};
 use crate::world::{BOOT, Identity, World, home};
 
 /// Places in an ordinary run, unless `POLIS_CUTS` says another number.
@@ -105,6 +105,7 @@ impl Recorded {
         let make = |cut: &Cut| cut.disk(recording, log, before, &cut_disk);
         make(&Cut::none(recording))?;
         let kernels = Kernels::of(before, &cut_disk, of)?;
+        let blocks = whole_blocks(&cut_disk, Kind::Insecure)?;
 
         let esp = esp::extent(before)?;
         let mut windows = recording.windows();
@@ -128,7 +129,7 @@ impl Recorded {
                     Cut::draw(recording, &on_esp[window], &mut random)
                 }
             };
-            let cut = cut.context("no writes")?;
+            let cut = cut.context("no writes")?.with_whole_blocks(blocks.clone());
             let named = format!("POLIS_SEED={seed}, place {place} of {places}: {cut}");
             println!("{named}");
             make(&cut)?;

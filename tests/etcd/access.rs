@@ -24,7 +24,7 @@ use crate::harness::Machine;
 const CALLERS: [&str; 6] = ["nobody", "key", "node", "viewer", "operator", "owner"];
 
 /// Each RPC, and a mark for each of [`CALLERS`].
-const ROWS: [(&str, &str); 66] = [
+const ROWS: [(&str, &str); 67] = [
     ("polis.v1.Aaa/Escrow", ".x...."),
     ("polis.v1.Aaa/Renew", "...xxx"),
     ("polis.v1.Aaa/CreateUser", ".....x"),
@@ -56,6 +56,7 @@ const ROWS: [(&str, &str); 66] = [
     ("polis.v1.Management/UpdateNodeRoles", ".....x"),
     ("polis.v1.Management/NameNode", "....xx"),
     ("polis.v1.Management/UpdateNodeLabels", "....xx"),
+    ("polis.v1.Management/UpdateNodeTaints", "....xx"),
     ("polis.v1.Management/ConfigureNodeNetwork", "....xx"),
     ("polis.v1.Management/DecommissionNode", "....xx"),
     ("polis.v1.Management/DeleteNode", "....xx"),

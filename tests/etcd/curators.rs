@@ -14,7 +14,7 @@ use polis_runtime::supervisor::Supervisor;
 use polis_wire::identity::{NodeId, NodeKey};
 use polis_wire::pki::Authorities;
 use polis_wire::pki::Host;
-use polis_wire::rpc::client::{Candidate, Patience};
+use polis_wire::rpc::client::{Candidate, Timeouts};
 use polis_wire::rpc::{self, AccessList, Credentials, Limits, Listen, Metrics, Table};
 use tokio::sync::watch;
 
@@ -191,8 +191,8 @@ impl Cluster {
         let authorities = Some(Authorities::sole(self.authority.clone()).into());
         let credentials = Credentials { authorities, ..credentials };
         let candidates = of.iter().map(|curator| curator.candidate()).collect();
-        let patience = Patience { attempt: Duration::from_secs(3), total: Duration::from_secs(60) };
-        rpc::client::Client::fixed(candidates, credentials, patience)
+        let timeouts = Timeouts { attempt: Duration::from_secs(3), total: Duration::from_secs(60) };
+        rpc::client::Client::fixed(candidates, credentials, timeouts)
     }
 
     /// The owner, with a certificate for the key.

@@ -17,7 +17,7 @@ use polis_control::consensus::{
     Config, MemberStatus, Members, Orders, PEER_PORT, Peer, Probe, QUOTA, Restarts, Service, Start,
     Status,
 };
-use polis_qemu::patience::Deadline;
+use polis_qemu::deadline::Deadline;
 use polis_runtime::board::Board;
 use polis_runtime::event::until;
 use polis_runtime::lines::Lines;

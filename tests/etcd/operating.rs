@@ -540,6 +540,22 @@ async fn a_lone_curator_tells_all_there_is_to_know() {
         assert_eq!((refused.code(), reason(&refused)), (Code::InvalidArgument, "field"));
         assert!(refused.message().starts_with(field), "{refused}");
     }
+    let taint = |key: &str| v1::NodeTaint {
+        key: key.to_owned(),
+        value: String::new(),
+        effect: v1::node_taint::Effect::NoExecute.into(),
+    };
+    let mut taints = v1::UpdateNodeTaintsRequest {
+        node_id: machine.name(),
+        set: vec![taint("node.kubernetes.io/x")],
+        remove: Vec::new(),
+    };
+    let refused = management.update_node_taints(taints.clone()).await.unwrap_err();
+    assert_eq!((refused.code(), reason(&refused)), (Code::InvalidArgument, "field"));
+    assert!(refused.message().starts_with("set[0].key is \"node.kubernetes.io/x\""), "{refused}");
+    taints.set = vec![taint("gpu")];
+    let tainted = management.update_node_taints(taints).await.unwrap().into_inner();
+    assert_eq!(tainted.taints, [taint("gpu")]);
 
     // A network is ordered once, however often the call is made.
     let order = |server: &str| v1::ConfigureNodeNetworkRequest {

@@ -115,7 +115,7 @@ impl<'a> User<'a> {
             )
             .unwrap();
         let tcp = TcpStream::connect(self.controller.access).await.unwrap();
-        let name = ServerName::try_from(Controller::face()).unwrap();
+        let name = ServerName::try_from(Controller::server_name()).unwrap();
         TlsConnector::from(Arc::new(config)).connect(name, tcp).await.unwrap()
     }
 
@@ -343,7 +343,7 @@ async fn kubectl_comes_in_with_the_certificate_of_a_user() {
     };
     let cluster = json!({
         "server": format!("https://{}", controller.access),
-        "tls-server-name": Controller::face(),
+        "tls-server-name": Controller::server_name(),
         "certificate-authority": pem("ca", &pki::certificate_pem(&controller.authority.der)),
     });
     let user = json!({

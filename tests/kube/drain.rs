@@ -7,7 +7,8 @@
 use std::time::Duration;
 
 use http::Method;
-use polis_qemu::patience::Deadline;
+use polis_proto::v1;
+use polis_qemu::deadline::Deadline;
 use polis_tests::{Story, patiently, story};
 use polis_wire::identity::NodeId;
 use polis_wire::node_roles::Role;
@@ -325,6 +326,7 @@ async fn a_node_that_is_no_worker_any_more_is_cut_off() {
     assert_eq!(kubelet.reports().await.0, 200);
     let master = controller.master();
     has_the_labels_of_its_record(&controller, &kubelet, &master).await;
+    has_the_taints_of_its_record(&controller, &kubelet, &master).await;
 
     // Another role takes the place of the worker's.
     let (begun, mut late) = (Instant::now(), Deadline::within(SOON));
@@ -379,6 +381,50 @@ async fn has_the_labels_of_its_record(controller: &Controller, kubelet: &Kubelet
     let gone = |node: &Value| node["metadata"]["labels"]["rack"].is_null();
     let node = becomes(master, &path, "the end of a label", gone).await;
     assert_eq!(of(&node), ["z1", "x", "linux"], "{node}");
+}
+
+/// The taints of the record are on the Node and leave it with the record; that of a person stays.
+async fn has_the_taints_of_its_record(controller: &Controller, kubelet: &Kubelet, master: &Api) {
+    let path = kubelet.path();
+    let mine = json!({"key": "mine", "value": "x", "effect": "PreferNoSchedule"});
+    let gpu = json!({"key": "gpu", "value": "a100", "effect": "NoSchedule"});
+    let has = |node: &Value, taint: &Value| {
+        node["spec"]["taints"].as_array().is_some_and(|taints| taints.contains(taint))
+    };
+    let others = json!({"spec": {"taints": [mine]}});
+    assert_eq!(asks(master, Method::PATCH, &path, MERGE, &others).await.0, 200);
+    let mut record = worker_record(&[Role::KubernetesWorker]);
+    record.taints.push(v1::NodeTaint {
+        key: "gpu".to_owned(),
+        value: "a100".to_owned(),
+        effect: v1::node_taint::Effect::NoSchedule.into(),
+    });
+    controller.reports(kubelet.node, Some(record.clone()));
+    let set = |node: &Value| has(node, &gpu);
+    let node = becomes(master, &path, "the taints of its record", set).await;
+    assert!(has(&node, &mine), "{node}");
+    // A kubelet that named the taint of the person there would have it removed.
+    let names = json!({"metadata": {"annotations": {
+        "polis.internal/taints": "gpu:NoSchedule,mine:PreferNoSchedule",
+    }}});
+    let none = json!({"metadata": {"annotations": {"polis.internal/taints": null}}});
+    // A report on the status may change annotations, too.
+    for at in [path.clone(), format!("{path}/status")] {
+        for change in [&names, &none] {
+            let (status, said) = asks(&kubelet.api, Method::PATCH, &at, MERGE, change).await;
+            let why = said["message"].as_str().unwrap_or_default();
+            assert!(status == 403 && why.contains("does not change the annotation"), "{said}");
+        }
+    }
+    let own = json!({"metadata": {"annotations": {"mine": "x"}}});
+    assert_eq!(asks(&kubelet.api, Method::PATCH, &path, MERGE, &own).await.0, 200);
+    assert_eq!(kubelet.reports().await.0, 200);
+
+    record.taints.clear();
+    controller.reports(kubelet.node, Some(record));
+    let gone = |node: &Value| !has(node, &gpu);
+    let node = becomes(master, &path, "the end of a taint", gone).await;
+    assert!(has(&node, &mine), "{node}");
 }
 
 /// The program that enforces NetworkPolicies lists and watches three resources. The API server

@@ -18,7 +18,7 @@ use polis_wire::node_roles::Role;
 use polis_wire::pki::WorkerPurpose;
 use polis_workload::Api;
 use polis_workload::csi::{DRIVER, Disk, Provisioner, Publisher, Status, Store};
-use polis_workload::ground::quota::Projects;
+use polis_workload::host::quota::Projects;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 

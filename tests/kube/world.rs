@@ -23,7 +23,7 @@ use polis_wire::identity::NodeId;
 use polis_wire::node_roles::{Nodes, Role};
 use polis_wire::pki::{self, Namespace, WorkerPurpose};
 use polis_wire::pod_network::Networks;
-use polis_wire::rpc::client::{Client, Patience};
+use polis_wire::rpc::client::{Client, Timeouts};
 use polis_wire::rpc::testing::{Authority, node_id};
 use polis_wire::rpc::{self, AccessList, Credentials, Listen};
 use polis_workload::drain::Drains;
@@ -154,7 +154,7 @@ impl Controller {
         let service = Service {
             config: Config {
                 site: site.clone(),
-                ground: None,
+                host: None,
                 mesh: None,
                 tree: machine.root(),
                 look: LOOK,
@@ -169,7 +169,7 @@ impl Controller {
             client: Client::new(
                 watch::channel(Vec::new()).1,
                 watch::channel(None).1,
-                Patience::default(),
+                Timeouts::default(),
             ),
             identity: Identity {
                 credentials,
@@ -200,7 +200,7 @@ impl Controller {
     }
 
     /// The name in the certificate that the node shows to users.
-    pub(crate) fn face() -> String {
+    pub(crate) fn server_name() -> String {
         node_id(FACE).to_string()
     }
 

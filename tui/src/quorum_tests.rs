@@ -231,7 +231,7 @@ fn a_large_screen_has_the_past_hour_of_etcd_and_a_small_one_does_not() {
     }
     assert_eq!(past.len(), 4, "a head and a chart of two rows: {past:?}");
     assert!(block(&snapshot, Page::Etcd, "History", 80).is_empty());
-    let none = with(|etcd| etcd.past = crate::snapshot::Past::default());
+    let none = with(|etcd| etcd.past = crate::snapshot::History::default());
     assert!(block(&none, Page::Etcd, "History", 120).is_empty(), "no sample yet");
 }
 

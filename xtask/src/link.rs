@@ -167,11 +167,11 @@ fn place(dir: &Path) -> PathBuf {
 
 /// Accepts commands for `links`, for as long as the value lives.
 #[derive(Debug)]
-pub(crate) struct Desk {
+pub(crate) struct Server {
     _folder: Scratch,
 }
 
-impl Desk {
+impl Server {
     /// Opens the socket for the run in `dir` with this number of `nodes`.
     pub(crate) fn open(dir: &Path, links: Links, nodes: u8) -> Result<Self> {
         let folder = Scratch::new().context("cannot make a folder for a socket")?;
@@ -227,14 +227,14 @@ mod tests {
         let error = ask(dir.path(), &heal).unwrap_err().to_string();
         assert!(error.contains("no cluster of several nodes runs"), "{error}");
         std::fs::create_dir(dir.path().join("network")).unwrap();
-        let desk = Desk::open(dir.path(), Links::default(), 2).unwrap();
+        let server = Server::open(dir.path(), Links::default(), 2).unwrap();
         let cut = |node, other| ask(dir.path(), &Order::Cut { node, other }).unwrap();
         assert!(cut(2, None).contains("node 2 is cut off"));
         assert!(cut(2, Some(2)).starts_with(REFUSED));
         assert!(cut(3, None).contains("this run has the nodes 1 to 2"));
         assert!(cut(0, None).starts_with(REFUSED));
         assert!(ask(dir.path(), &heal).unwrap().contains("every link is up"));
-        drop(desk);
+        drop(server);
         assert!(ask(dir.path(), &heal).is_err(), "the run has ended");
     }
 

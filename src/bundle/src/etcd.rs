@@ -5,11 +5,7 @@
 //! the newer one, and a member that is older than the cluster version ends at its start. Members
 //! may be one minor version apart, and no more.
 //!
-//! | the bundle's etcd | step |
-//! |---|---|
-//! | of the cluster version | none |
-//! | one minor version newer | one way: only with the consent of an owner |
-//! | older, several minor versions newer, another major version | refused |
+//! `docs/updates.md` has the table of steps that are taken and refused (*Another etcd*).
 //!
 //! Source: <https://etcd.io/docs/v3.5/upgrades/upgrading-etcd/>.
 
@@ -42,7 +38,7 @@ pub enum EtcdRefusal {
         "the bundle has etcd {found}, and the cluster runs {running}: etcd is updated by one minor \
          version at a time"
     )]
-    Far {
+    SkipsMinor {
         /// Its version.
         found: Version,
         /// That of the cluster.
@@ -67,7 +63,7 @@ impl EtcdRefusal {
     pub fn help(&self) -> String {
         match self {
             Self::Older { running, .. } => format!("name a bundle with etcd {running}"),
-            Self::Far { running, .. } => match running.next() {
+            Self::SkipsMinor { running, .. } => match running.next() {
                 Some(next) => format!("update to a version with etcd {next} first"),
                 None => "update to a version between them first".to_owned(),
             },
@@ -116,7 +112,7 @@ impl EtcdTarget {
             Ordering::Equal => Ok(()),
             Ordering::Less => Err(EtcdRefusal::Older { found, running }),
             Ordering::Greater if running.next() != Some(next) => {
-                Err(EtcdRefusal::Far { found, running })
+                Err(EtcdRefusal::SkipsMinor { found, running })
             }
             Ordering::Greater if self.one_way => Ok(()),
             Ordering::Greater => Err(EtcdRefusal::OneWay { found, running }),
@@ -163,7 +159,7 @@ mod tests {
         match refused {
             Ok(()) => "taken",
             Err(EtcdRefusal::Older { .. }) => "older",
-            Err(EtcdRefusal::Far { .. }) => "far",
+            Err(EtcdRefusal::SkipsMinor { .. }) => "skips",
             Err(EtcdRefusal::OneWay { .. }) => "one way",
         }
     }
@@ -178,10 +174,10 @@ mod tests {
             ("3.5", "3.6.0", "taken", "one way"),
             ("3.5", "3.6.4", "taken", "one way"),
             ("3.9", "3.10.0", "taken", "one way"),
-            ("3.5", "3.7.0", "far", "far"),
-            ("3.5", "3.15.0", "far", "far"),
-            ("3.5", "4.0.0", "far", "far"),
-            ("3.5", "4.6.0", "far", "far"),
+            ("3.5", "3.7.0", "skips", "skips"),
+            ("3.5", "3.15.0", "skips", "skips"),
+            ("3.5", "4.0.0", "skips", "skips"),
+            ("3.5", "4.6.0", "skips", "skips"),
             ("3.6", "3.5.16", "older", "older"),
             ("3.10", "3.9.0", "older", "older"),
             ("4.0", "3.9.0", "older", "older"),
@@ -246,7 +242,7 @@ mod tests {
                     prop_assert!(!one_way && to == (major, minor + 1));
                 }
                 Err(EtcdRefusal::Older { .. }) => prop_assert!(next < running),
-                Err(EtcdRefusal::Far { .. }) => {
+                Err(EtcdRefusal::SkipsMinor { .. }) => {
                     prop_assert!(next > running && to != (major, minor + 1));
                 }
             }

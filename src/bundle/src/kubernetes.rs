@@ -5,12 +5,7 @@
 //! API server, and never newer. An update of the cluster has the API servers first, so a
 //! kubelet without an API server on its node must only not become too old for them.
 //!
-//! | the bundle's Kubernetes | a node with an API server | a node with kubelet alone |
-//! |---|---|---|
-//! | of the same minor version, or one newer | taken | taken |
-//! | two or three minor versions newer | refused | taken |
-//! | more, or another major version | refused | refused |
-//! | of an older minor version | refused | refused |
+//! `docs/updates.md` has the table of steps that are taken and refused (*Another Kubernetes*).
 //!
 //! Source: <https://kubernetes.io/releases/version-skew-policy/>.
 
@@ -55,7 +50,7 @@ pub enum KubernetesRefusal {
         "the bundle has Kubernetes {found}, and the API server is of {running}: API servers are \
          updated by one minor version at a time"
     )]
-    Far {
+    SkipsMinor {
         /// Its version.
         found: Version,
         /// That of the API server.
@@ -66,7 +61,7 @@ pub enum KubernetesRefusal {
         "the bundle has Kubernetes {found}, and kubelet is of {running}: kubelet may be three \
          minor versions older than the API servers"
     )]
-    Behind {
+    KubeletTooOld {
         /// Its version.
         found: Version,
         /// That of kubelet.
@@ -83,11 +78,11 @@ impl KubernetesRefusal {
             Self::Older { running, .. } => {
                 format!("name a bundle with {}", named(running.major, running.minor))
             }
-            Self::Far { running, .. } => {
+            Self::SkipsMinor { running, .. } => {
                 let next = running.minor.saturating_add(API_SERVER_STEP);
                 format!("update to a version with {} first", named(running.major, next))
             }
-            Self::Behind { found, .. } => {
+            Self::KubeletTooOld { found, .. } => {
                 let before = found.minor.saturating_sub(API_SERVER_STEP);
                 let before = named(found.major, before);
                 format!("update that node alone to a version with {before} first")
@@ -111,10 +106,10 @@ impl KubernetesTarget {
             |max: u64| brings.major != self.runs.major || brings.minor - self.runs.minor > max;
         match self.program {
             KubernetesProgram::ApiServer if newer_by(API_SERVER_STEP) => {
-                Err(KubernetesRefusal::Far { found, running })
+                Err(KubernetesRefusal::SkipsMinor { found, running })
             }
             KubernetesProgram::Kubelet if newer_by(KUBELET_LAG) => {
-                Err(KubernetesRefusal::Behind { found, running })
+                Err(KubernetesRefusal::KubeletTooOld { found, running })
             }
             KubernetesProgram::ApiServer | KubernetesProgram::Kubelet => Ok(()),
         }
@@ -149,11 +144,11 @@ mod tests {
             ("1.37.2", "1.37.0", "taken", "taken"),
             ("1.37.2", "1.38.0", "taken", "taken"),
             ("1.9.5", "1.10.0", "taken", "taken"),
-            ("1.37.2", "1.39.0", "far", "taken"),
-            ("1.37.2", "1.40.9", "far", "taken"),
-            ("1.37.2", "1.41.0", "far", "behind"),
-            ("1.37.2", "2.0.0", "far", "behind"),
-            ("1.37.2", "2.38.0", "far", "behind"),
+            ("1.37.2", "1.39.0", "skips", "taken"),
+            ("1.37.2", "1.40.9", "skips", "taken"),
+            ("1.37.2", "1.41.0", "skips", "too old"),
+            ("1.37.2", "2.0.0", "skips", "too old"),
+            ("1.37.2", "2.38.0", "skips", "too old"),
             ("1.37.2", "1.36.9", "older", "older"),
             ("1.10.0", "1.9.9", "older", "older"),
             ("2.0.0", "1.99.0", "older", "older"),
@@ -162,8 +157,8 @@ mod tests {
             let outcome = |program| match target(runs, program).takes(&brings) {
                 Ok(()) => "taken",
                 Err(KubernetesRefusal::Older { .. }) => "older",
-                Err(KubernetesRefusal::Far { .. }) => "far",
-                Err(KubernetesRefusal::Behind { .. }) => "behind",
+                Err(KubernetesRefusal::SkipsMinor { .. }) => "skips",
+                Err(KubernetesRefusal::KubeletTooOld { .. }) => "too old",
             };
             let outcomes = [KubernetesProgram::ApiServer, KubernetesProgram::Kubelet].map(outcome);
             assert_eq!(outcomes, [api_server, kubelet], "{runs} -> {brings}");
@@ -180,10 +175,10 @@ mod tests {
         };
         let (api_server, kubelet) = (KubernetesProgram::ApiServer, KubernetesProgram::Kubelet);
         assert_eq!(refused(api_server, "1.36.0"), "name a bundle with Kubernetes 1.37");
-        let far = refused(api_server, "1.39.1");
-        assert_eq!(far, "update to a version with Kubernetes 1.38 first");
-        let behind = refused(kubelet, "1.41.0");
-        assert_eq!(behind, "update that node alone to a version with Kubernetes 1.40 first");
+        let skips = refused(api_server, "1.39.1");
+        assert_eq!(skips, "update to a version with Kubernetes 1.38 first");
+        let too_old = refused(kubelet, "1.41.0");
+        assert_eq!(too_old, "update that node alone to a version with Kubernetes 1.40 first");
     }
 
     proptest! {

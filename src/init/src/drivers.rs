@@ -26,7 +26,7 @@ pub(super) const MODULES: &str = "/modules";
 
 /// How likely a device leads to the disk: an early success saves the rest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Way {
+enum Rank {
     /// Fast to probe.
     Quick,
     /// Searches its cables.
@@ -35,17 +35,17 @@ enum Way {
     Usb,
 }
 
-fn way(alias: &str) -> Way {
+fn rank(alias: &str) -> Rank {
     // NVMe is PCI class 01, subclass 08.
     let nvme = alias.starts_with("pci:") && alias.contains("bc01sc08");
     let usb = alias.starts_with("pci:") && alias.contains("bc0Csc03");
     let quick = ["virtio:", "scsi:"].iter().any(|bus| alias.starts_with(bus));
     if quick || nvme {
-        Way::Quick
+        Rank::Quick
     } else if usb || ["usb:", "hid:", "input:"].iter().any(|bus| alias.starts_with(bus)) {
-        Way::Usb
+        Rank::Usb
     } else {
-        Way::Slow
+        Rank::Slow
     }
 }
 
@@ -109,9 +109,9 @@ impl Drivers {
         if self.loader.as_ref().is_some_and(|loader| !loader.has_room(clock::uptime())) {
             return false;
         }
-        let Some(best) = self.waiting.iter().map(|alias| way(alias)).min() else { return false };
+        let Some(best) = self.waiting.iter().map(|alias| rank(alias)).min() else { return false };
         let (now, later): (BTreeSet<_>, BTreeSet<_>) =
-            std::mem::take(&mut self.waiting).into_iter().partition(|alias| way(alias) == best);
+            std::mem::take(&mut self.waiting).into_iter().partition(|alias| rank(alias) == best);
         self.waiting = later;
         let aliases = now.iter().map(String::as_str).collect();
         let found = self.modules.as_ref().map(|modules| modules.find(&aliases));
@@ -189,8 +189,8 @@ mod tests {
         let nvme = "pci:v00001B36d00000010sv00001AF4sd00001100bc01sc08i02";
         let ahci = "pci:v00008086d00002922sv00001AF4sd00001100bc01sc06i01";
         let xhci = "pci:v00001B36d0000000Dsv00001AF4sd00001100bc0Csc03i30";
-        assert_eq!(way(nvme), way("virtio:d00000002v00001AF4"));
-        assert!(way(nvme) < way(ahci));
-        assert!(way(ahci) < way(xhci));
+        assert_eq!(rank(nvme), rank("virtio:d00000002v00001AF4"));
+        assert!(rank(nvme) < rank(ahci));
+        assert!(rank(ahci) < rank(xhci));
     }
 }

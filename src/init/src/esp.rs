@@ -19,9 +19,9 @@ use polis_base::cause;
 use polis_base::stage::Stage;
 
 use super::attempts::Store;
+use super::deadline;
 use super::machine::Machine;
 use super::mounts;
-use super::patience;
 
 /// Mounts the ESP, which is on `device`, unless it is mounted. Waits for `time` at most.
 ///
@@ -40,14 +40,14 @@ pub(super) fn mount(
     }
     let what = format!("the EFI system partition ({})", device.display());
     let mount = mounts::esp(device);
-    match patience::named(machine, stage, &what, time, move || mount.apply()) {
+    match deadline::named(machine, stage, &what, time, move || mount.apply()) {
         Ok(Ok(())) => mounted(machine),
         Ok(Err(error)) => {
             machine.esp_silent = false;
             return Err(cause::line(&error));
         }
         Err(error) => {
-            machine.esp_silent = matches!(error, patience::Error::Overdue { .. });
+            machine.esp_silent = matches!(error, deadline::Error::Overdue { .. });
             return Err(format!("cannot mount {what}: {error}"));
         }
     }
@@ -73,7 +73,7 @@ mod tests {
     #[test]
     fn a_mount_that_the_kernel_refuses_is_no_disk_that_does_not_answer() {
         let mut machine = Machine::default();
-        let (none, time) = (Path::new("/dev/none"), patience::ESP);
+        let (none, time) = (Path::new("/dev/none"), deadline::ESP);
         let error = mount(&mut machine, Stage::Initramfs, none, time).unwrap_err();
         assert!(error.contains("/dev/none"), "{error}");
         assert!(!machine.esp_silent && machine.attempts.is_none());

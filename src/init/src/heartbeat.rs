@@ -18,11 +18,11 @@
 
 use std::time::Duration;
 
-use super::patience;
+use super::deadline;
 
 /// How much longer than the deadline the first beat may take: `node` reads its program from the
 /// disk of the system until then, which has that long for each step of the boot.
-const START: Duration = patience::SYSTEM;
+const START: Duration = deadline::SYSTEM;
 /// The longest interval between checks; in a longer gap no process ran.
 const POLL_INTERVAL: Duration = Duration::from_secs(5);
 /// The interval of the beats, `node`'s own (`daemon::heartbeat`).

@@ -13,7 +13,7 @@
 //! when the disk fails.
 //!
 //! Invariants:
-//! - Only [`off`] ends the machine, and only `init` calls it.
+//! - Only [`shutdown`] ends the machine, and only `init` calls it.
 //! - Every failure, even a panic of `init` itself, is written to the serial line.
 //!
 //! What this module does not do: anything that `node` can do.
@@ -24,6 +24,7 @@ pub mod boot_path;
 pub mod buttons;
 pub mod coldplug;
 pub mod command_line;
+pub mod deadline;
 pub mod disk;
 mod drivers;
 pub mod early;
@@ -44,14 +45,13 @@ pub mod modprobe;
 pub mod modules;
 pub mod mounts;
 pub mod node;
-pub mod off;
-pub mod patience;
 pub mod port;
 pub mod processors;
 pub mod record;
 pub mod relay;
 pub mod screen;
 mod search;
+pub mod shutdown;
 mod source;
 pub mod stage1;
 pub mod stage2;
@@ -136,7 +136,7 @@ fn live() -> ! {
             Err(text) => End::Guru(panicked(text)),
         };
     };
-    let ended = guarded(&mut machine, |machine| off::end(machine, reason));
+    let ended = guarded(&mut machine, |machine| shutdown::end(machine, reason));
     hold(&mut machine, &ended.err().unwrap_or_default())
 }
 

@@ -11,7 +11,7 @@
 //! Invariants:
 //! - Nothing of this `node` opens the trapdoor: its death is a line of the log.
 //! - It delays no key: its start, which reads from the disk, has a thread of its own. If the disk
-//!   has not answered after [`patience::ESP`], the machine has no maintenance.
+//!   has not answered after [`deadline::ESP`], the machine has no maintenance.
 //! - Its event lines are not on the serial port: those there are of the boot that failed.
 //! - The line with a code is never passed to a disk: the report is written before this starts.
 //!
@@ -32,9 +32,9 @@ use polis_base::sys::reboot::Reason;
 use polis_base::sys::spawn::{self, Ended};
 use polis_base::trapdoor::Report;
 
+use super::deadline::{self, Work};
 use super::machine::Machine;
 use super::node::{Late, Message, NODE, Node, variables};
-use super::patience::{self, Work};
 use super::relay::is_event;
 
 /// Before a `node` that has died is started again, the first time and at most.
@@ -49,7 +49,7 @@ const REPORT_MAX: usize = 64 << 10;
 
 /// What `node` wants of the guru meditation.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Wish {
+pub enum Request {
     /// This caller was admitted: the machine is not to reboot under it.
     Called(String),
     /// A caller asks for the end of the machine.
@@ -134,8 +134,8 @@ impl Maintenance {
         machine: &mut Machine,
         ended: &[(Pid, Ended)],
         now: Duration,
-    ) -> Vec<Wish> {
-        let wishes = self.read(machine);
+    ) -> Vec<Request> {
+        let requests = self.read(machine);
         let own = self.node.as_ref().map(Node::process);
         if let Some((_, how)) = ended.iter().find(|(process, _)| Some(*process) == own) {
             self.died(machine, *how, now);
@@ -146,7 +146,7 @@ impl Maintenance {
             self.begin(machine, now, start);
         }
         self.look(machine, now);
-        wishes
+        requests
     }
 
     /// Begins to start it by `start`, which reads from the disk.
@@ -167,11 +167,11 @@ impl Maintenance {
         let Some(Starting { begun, work }) = self.starting.take() else { return };
         let waited = now.saturating_sub(begun);
         let started = match work.answer() {
-            None if waited < patience::ESP => {
+            None if waited < deadline::ESP => {
                 self.starting = Some(Starting { begun, work });
                 return;
             }
-            None => Err(patience::Error::Overdue { waited }),
+            None => Err(deadline::Error::Overdue { waited }),
             Some(started) => started,
         };
         match started.map(|started| started.and_then(Late::take)) {
@@ -181,7 +181,7 @@ impl Maintenance {
             }
             Ok(Err(error)) => self.failed(machine, now, &error.to_string()),
             Err(error) => {
-                machine.system_silent |= matches!(error, patience::Error::Overdue { .. });
+                machine.system_silent |= matches!(error, deadline::Error::Overdue { .. });
                 self.failed(machine, now, &error.to_string());
             }
         }
@@ -215,8 +215,8 @@ impl Maintenance {
         self.later(now);
     }
 
-    fn read(&mut self, machine: &mut Machine) -> Vec<Wish> {
-        let mut wishes = Vec::new();
+    fn read(&mut self, machine: &mut Machine) -> Vec<Request> {
+        let mut requests = Vec::new();
         for _ in 0..READS_MAX {
             let Some(node) = &mut self.node else { break };
             let lines = node.lines();
@@ -232,13 +232,13 @@ impl Maintenance {
                 machine.port.log_as(Severity::Error, "maintenance", line);
             }
             if let Message::Line(message) = message {
-                wishes.extend(self.message(machine, &message));
+                requests.extend(self.message(machine, &message));
             }
         }
-        wishes
+        requests
     }
 
-    fn message(&mut self, machine: &mut Machine, message: &EventLine) -> Option<Wish> {
+    fn message(&mut self, machine: &mut Machine, message: &EventLine) -> Option<Request> {
         match message.word() {
             "maintenance" => {
                 let text: String =
@@ -254,9 +254,9 @@ impl Maintenance {
                 let more = calls > self.calls;
                 self.calls = calls;
                 let caller = message.get("caller").unwrap_or_default();
-                more.then(|| Wish::Called(caller.chars().take(TEXT_MAX).collect()))
+                more.then(|| Request::Called(caller.chars().take(TEXT_MAX).collect()))
             }
-            "off" => message.get("reason").and_then(Reason::from_name).map(Wish::End),
+            "off" => message.get("reason").and_then(Reason::from_name).map(Request::End),
             "guru" => {
                 let cause = message.get("cause").unwrap_or("no cause was reported");
                 let text = format!("maintenance cannot go on: {cause}");
@@ -316,7 +316,7 @@ mod tests {
             maintenance.turn(&mut machine, &[], NOW)
         };
         assert_eq!(say("0"), []);
-        assert_eq!(say("1"), [Wish::Called("the owner".to_owned())]);
+        assert_eq!(say("1"), [Request::Called("the owner".to_owned())]);
         assert_eq!(say("1"), []);
         assert_eq!(say("nonsense"), []);
         assert_eq!(maintenance.text(), "polisctl x --code Y");
@@ -339,7 +339,7 @@ mod tests {
         assert!(kept.iter().any(|line| line.contains("panicked")), "{kept:?}");
         assert!(!kept.iter().any(|line| line.contains("stage")), "{kept:?}");
         rustix::net::send(&theirs, b"POLIS off reason=poweroff", SendFlags::empty()).unwrap();
-        assert_eq!(maintenance.turn(&mut machine, &[], NOW), [Wish::End(Reason::PowerOff)]);
+        assert_eq!(maintenance.turn(&mut machine, &[], NOW), [Request::End(Reason::PowerOff)]);
     }
 
     #[test]
@@ -383,7 +383,7 @@ mod tests {
             Err(io::ErrorKind::NotFound.into())
         });
         // Each of these turns handles the keys, long before the time is up.
-        let late = NOW + patience::ESP;
+        let late = NOW + deadline::ESP;
         maintenance.turn(&mut machine, &[], late - Duration::from_millis(1));
         assert!(maintenance.is_starting() && !machine.system_silent);
         maintenance.turn(&mut machine, &[], late);

@@ -135,7 +135,7 @@ impl Node {
     }
 
     /// Sends it a message; returns whether that was possible. Never blocks.
-    pub fn tell(&self, message: &EventLine) -> bool {
+    pub fn send(&self, message: &EventLine) -> bool {
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
         self.control.as_ref().is_some_and(|control| {
             rustix::net::send(control, message.to_string().as_bytes(), flags).is_ok()
@@ -356,12 +356,12 @@ mod tests {
         assert_eq!(node.message(), Message::Line(EventLine::new("ready")));
         assert_eq!(node.message(), Message::Nonsense);
         let stop = EventLine::new("stop").field("reason", "reboot");
-        assert!(node.tell(&stop));
+        assert!(node.send(&stop));
         let mut buffer = [0; 64];
         let (_, length) = rustix::net::recv(&theirs, &mut buffer, RecvFlags::empty()).unwrap();
         assert_eq!(&buffer[..length], b"POLIS stop reason=reboot");
         drop(theirs);
         assert_eq!(node.message(), Message::None);
-        assert!(!node.tell(&stop));
+        assert!(!node.send(&stop));
     }
 }

@@ -16,9 +16,9 @@ use polis_base::sys::clock;
 use polis_base::trapdoor::Report;
 
 use super::attempts::{Ledger, number_line};
+use super::deadline;
 use super::esp;
 use super::machine::{Identity, Machine};
-use super::patience;
 
 /// The fate of the report and the count of failed boots.
 #[derive(Debug)]
@@ -48,7 +48,7 @@ pub(super) fn remember(machine: &mut Machine, report: &Report, log: &[String]) -
     let summary = format!("{} {}", report.code, report.cause());
     let (report, log, identity) = (report.clone(), log.to_vec(), machine.identity.clone());
     let uptime = clock::uptime();
-    let kept = patience::within(machine, patience::ESP, move || {
+    let kept = deadline::within(machine, deadline::ESP, move || {
         store.load().and_then(|ledger| {
             let text = text(&report, &identity, ledger.sequence, uptime, &log);
             store.remember(&ledger, &summary, &text)
@@ -66,11 +66,11 @@ pub(super) fn remember(machine: &mut Machine, report: &Report, log: &[String]) -
             complain(error.into_io().to_string());
             Kept::Nowhere
         }
-        Err(error @ patience::Error::Overdue { .. }) => {
+        Err(error @ deadline::Error::Overdue { .. }) => {
             complain(error.to_string());
             Kept::Unanswered
         }
-        Err(error @ patience::Error::Lost) => {
+        Err(error @ deadline::Error::Lost) => {
             complain(error.to_string());
             Kept::Nowhere
         }
@@ -100,7 +100,7 @@ pub(super) fn count(machine: &mut Machine, kept: &Kept) -> Result<(), Uncounted>
         let overdue = machine.esp_silent;
         return Err(if overdue { Uncounted::Overdue } else { failed("the count is missing") });
     };
-    let counted = patience::within(machine, patience::ESP, move || {
+    let counted = deadline::within(machine, deadline::ESP, move || {
         let ledger = known.map_or_else(|| store.load(), Ok)?;
         ledger.rebooting().map(|ledger| store.save(&ledger)).transpose()
     });
@@ -108,8 +108,8 @@ pub(super) fn count(machine: &mut Machine, kept: &Kept) -> Result<(), Uncounted>
         Ok(Ok(Some(()))) => Ok(()),
         Ok(Ok(None)) => Err(failed("the machine has rebooted as often as it may")),
         Ok(Err(error)) => Err(Uncounted::Failed(error.into_io())),
-        Err(patience::Error::Overdue { .. }) => Err(Uncounted::Overdue),
-        Err(error @ patience::Error::Lost) => Err(failed(&error.to_string())),
+        Err(deadline::Error::Overdue { .. }) => Err(Uncounted::Overdue),
+        Err(error @ deadline::Error::Lost) => Err(failed(&error.to_string())),
     }
 }
 

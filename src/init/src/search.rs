@@ -26,14 +26,14 @@ use polis_base::sys::poll::{self, Interest};
 
 use super::coldplug;
 use super::command_line::Verity;
+use super::deadline::{NOTICE, TABLE};
 use super::disk::{self, Choice, Device, Disk, Found};
 use super::drivers::Drivers;
 use super::error::Error;
 use super::firmware::Firmware;
 use super::guru;
 use super::machine::Machine;
-use super::off;
-use super::patience::{NOTICE, TABLE};
+use super::shutdown;
 use super::tables::Tables;
 use super::verified;
 
@@ -54,7 +54,7 @@ const FIRMWARE_FIRST: Duration = Duration::from_secs(10);
 
 /// The disk that is looked for.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Sought<'a> {
+pub(super) enum Target<'a> {
     /// The one that the machine was started from.
     Own(&'a Firmware),
     /// The other one of the mirror that `own` is of, until `end`.
@@ -66,7 +66,7 @@ pub(super) enum Sought<'a> {
     },
 }
 
-impl Sought<'_> {
+impl Target<'_> {
     /// The disk, in words.
     fn wanted(self) -> String {
         match self {
@@ -93,7 +93,7 @@ pub(super) fn find(
     machine: &mut Machine,
     drivers: &mut Drivers,
     tables: &mut Tables,
-    sought: Sought<'_>,
+    target: Target<'_>,
     verity: &Verity,
 ) -> Result<(Found, Device), Error> {
     let mut search = Search::new(clock::uptime());
@@ -119,8 +119,8 @@ pub(super) fn find(
         let late = search.quiet(now) >= FIRMWARE_FIRST;
         let when = When { drivers_done: drivers.done() && !asked, late };
         let mut silent = Vec::new();
-        let chosen = choose(&disks, sought, when, |found| {
-            let system = verified::system(machine, found, verity, sought.time(clock::uptime()));
+        let chosen = choose(&disks, target, when, |found| {
+            let system = verified::system(machine, found, verity, target.time(clock::uptime()));
             if let Err(Error::NoAnswer { since, .. }) = &system {
                 silent.push((found.disk.clone(), *since));
             }
@@ -140,27 +140,27 @@ pub(super) fn find(
             continue;
         }
         // A driver may never end, and a person needs no deadline.
-        if let Some(reason) = guru::wished(machine) {
-            off::end(machine, reason);
+        if let Some(reason) = guru::requested(machine) {
+            shutdown::end(machine, reason);
         }
         let now = clock::uptime();
-        if search.is_over(now) || sought.end().is_some_and(|end| now >= end) {
-            machine.tried.push(format!("waited for {}", sought.wanted()));
+        if search.is_over(now) || target.end().is_some_and(|end| now >= end) {
+            machine.tried.push(format!("waited for {}", target.wanted()));
             machine.tried.push(format!("drivers that were loaded: {}", drivers.list()));
             machine.tried.push(format!("block devices: {}", block_devices()));
             let silent = tables.any_aside();
             // The disk with the ESP, as far as anything is known of it.
             machine.esp_silent = silent;
-            return Err(absent(sought.wanted(), &disks, silent, search.waited(now)));
+            return Err(absent(target.wanted(), &disks, silent, search.waited(now)));
         }
         if search.should_report(now, &busy) {
-            let text = awaited(&sought.wanted(), &list(&disks), &busy, now);
+            let text = awaited(&target.wanted(), &list(&disks), &busy, now);
             machine.waiting(Stage::Initramfs, text);
         }
         let stuck = drivers.deadline(now);
         // Nothing wakes the search when a disk answers after all.
         let asks = (tables.any_asked() || tables.any_aside()).then_some(now + ASK);
-        let next = search.next(now).into_iter().chain(stuck).chain(asks).chain(sought.end()).min();
+        let next = search.next(now).into_iter().chain(stuck).chain(asks).chain(target.end()).min();
         wait(machine, drivers, next.map_or(REMIND, |at| at.saturating_sub(now)));
     }
 }
@@ -265,13 +265,13 @@ struct When {
 /// has the system of this kernel, as `fits` knows.
 fn choose(
     disks: &[Disk],
-    sought: Sought<'_>,
+    target: Target<'_>,
     when: When,
     fits: impl FnMut(&Found) -> bool,
 ) -> Result<Option<Found>, Error> {
-    let firmware = match sought {
-        Sought::Own(firmware) => firmware,
-        Sought::Other { own, .. } => return other(disks, own, fits),
+    let firmware = match target {
+        Target::Own(firmware) => firmware,
+        Target::Other { own, .. } => return other(disks, own, fits),
     };
     let of = |candidates| {
         let candidates = disk::distinct(candidates, disk::identifier);
@@ -429,11 +429,11 @@ mod tests {
         let copy = mirrored("sdd", id(1), mirror);
         let all = [silent, foreign, none, copy];
         let (own, when) = (own(), When { drivers_done: true, late: true });
-        let sought = Sought::Other { own: &own, end: at(15) };
+        let target = Target::Other { own: &own, end: at(15) };
         let other = |names: &[(&str, u8)], system: bool| {
             let more = names.iter().map(|(name, esp)| mirrored(name, id(*esp), mirror));
             let disks: Vec<Disk> = all.iter().cloned().chain(more).collect();
-            choose(&disks, sought, when, |_| system)
+            choose(&disks, target, when, |_| system)
         };
         assert_eq!(other(&[], true).unwrap(), None);
         let found = other(&[("vdy", 4)], true).unwrap();
@@ -447,14 +447,14 @@ mod tests {
     #[test]
     fn the_other_disk_of_a_mirror_is_waited_for_until_a_fixed_moment() {
         let own = own();
-        let sought = Sought::Other { own: &own, end: at(15) };
-        assert_eq!(sought.end(), Some(at(15)));
+        let target = Target::Other { own: &own, end: at(15) };
+        assert_eq!(target.end(), Some(at(15)));
         // Both partitions of a disk that stops answering have no more than is left.
-        assert_eq!(sought.time(at(5)) * 2, at(10));
-        assert_eq!(sought.time(at(15)), NOTICE);
+        assert_eq!(target.time(at(5)) * 2, at(10));
+        assert_eq!(target.time(at(15)), NOTICE);
         let firmware = Firmware::default();
-        let sought = Sought::Own(&firmware);
-        assert_eq!((sought.end(), sought.time(at(5))), (None, TABLE));
+        let target = Target::Own(&firmware);
+        assert_eq!((target.end(), target.time(at(5))), (None, TABLE));
     }
 
     #[test]

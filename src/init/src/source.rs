@@ -25,17 +25,17 @@ use polis_base::stage::Stage;
 use polis_base::sys::clock;
 
 use super::command_line::Verity;
+use super::deadline;
 use super::disk::{Device, Found, Slot};
 use super::drivers::Drivers;
 use super::error::Error;
 use super::firmware::Firmware;
 use super::machine::Machine;
-use super::patience;
-use super::search::{self, Sought};
+use super::search::{self, Target};
 use super::tables::Tables;
 use super::verified;
 
-/// Time for the other disk of a mirror, most of [`patience::ESP`]: the kernel has mostly announced
+/// Time for the other disk of a mirror, most of [`deadline::ESP`]: the kernel has mostly announced
 /// it by now.
 const OTHER: Duration = Duration::from_secs(15);
 /// What is left of that for the ESP of a disk whose system does not answer: it answers at once or
@@ -56,7 +56,7 @@ pub(super) struct Source {
 
 impl Source {
     fn new((disk, esp): (Found, Device)) -> Self {
-        Self { disk, esp, esp_time: patience::ESP, answer: None }
+        Self { disk, esp, esp_time: deadline::ESP, answer: None }
     }
 
     /// The partition with the system of this kernel.
@@ -70,7 +70,7 @@ impl Source {
         verity: &Verity,
     ) -> Result<(Slot, Device), Error> {
         let Self { disk, answer, .. } = self;
-        answer.unwrap_or_else(|| verified::system(machine, &disk, verity, patience::SYSTEM))
+        answer.unwrap_or_else(|| verified::system(machine, &disk, verity, deadline::SYSTEM))
     }
 
     /// Since when it does not answer.
@@ -100,10 +100,10 @@ pub(super) fn find(
     verity: &Verity,
 ) -> Result<Source, Error> {
     let mut tables = Tables::default();
-    let sought = Sought::Own(firmware);
-    let mut own = Source::new(search::find(machine, drivers, &mut tables, sought, verity)?);
+    let target = Target::Own(firmware);
+    let mut own = Source::new(search::find(machine, drivers, &mut tables, target, verity)?);
     if own.disk.mirror.is_some() {
-        own.answer = Some(verified::system(machine, &own.disk, verity, patience::SYSTEM));
+        own.answer = Some(verified::system(machine, &own.disk, verity, deadline::SYSTEM));
     }
     let Some(since) = own.silent_since() else { return Ok(own) };
     let silent = own.disk.disk.clone();
@@ -131,9 +131,9 @@ fn other(
     own: &Found,
     verity: &Verity,
 ) -> Result<Source, Error> {
-    let sought = Sought::Other { own, end: clock::uptime() + OTHER };
-    let mut other = Source::new(search::find(machine, drivers, tables, sought, verity)?);
-    let time = sought.time(clock::uptime());
+    let target = Target::Other { own, end: clock::uptime() + OTHER };
+    let mut other = Source::new(search::find(machine, drivers, tables, target, verity)?);
+    let time = target.time(clock::uptime());
     other.answer = Some(verified::system(machine, &other.disk, verity, time));
     Ok(other)
 }
@@ -163,7 +163,7 @@ mod tests {
             partition: Slot::A.partition(),
             device: "/dev/vda2".into(),
             since: SINCE,
-            waited: patience::SYSTEM,
+            waited: deadline::SYSTEM,
         }
     }
 
@@ -187,14 +187,14 @@ mod tests {
         let answers = source("vdb", Ok((Slot::B, device("vdb3"))));
         let chosen = own().or(Ok(answers));
         assert_eq!((chosen.disk.disk.as_str(), &chosen.esp), ("vdb", &device("vdb")));
-        assert_eq!(chosen.esp_time, patience::ESP);
+        assert_eq!(chosen.esp_time, deadline::ESP);
         assert_eq!(chosen.system(&mut machine, &verity).unwrap(), (Slot::B, device("vdb3")));
         let absent = Error::NoDisk { waited: SINCE };
         for other in [Ok(source("vdb", Err(no_answer()))), Err(absent)] {
             let chosen = own().or(other);
             assert_eq!(chosen.disk.disk, "vda");
             // In all, the failure is shown no later than that of a disk without a mirror.
-            assert_eq!(OTHER + chosen.esp_time, patience::ESP);
+            assert_eq!(OTHER + chosen.esp_time, deadline::ESP);
             let system = chosen.system(&mut machine, &verity);
             assert!(matches!(system, Err(Error::NoAnswer { .. })));
         }

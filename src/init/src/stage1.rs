@@ -10,7 +10,7 @@
 //!
 //! Invariants:
 //! - It waits for announcements of the kernel, not for time to pass, and for no disk without a
-//!   deadline (`patience`), unless the kernel does so while it loads a module.
+//!   deadline (`deadline`), unless the kernel does so while it loads a module.
 //!
 //! What this module does not do: look for the disk (`source`, `search`), or verify the system
 //! (`verified`).
@@ -45,6 +45,9 @@ use super::verified::{self, SYSTEM};
 /// By this file `init` knows that it runs in the initramfs.
 pub const MARK: &str = "/stage1";
 
+/// Where the kernel has unpacked the microcode that is before the initramfs. It has loaded what it
+/// needs before that, and keeps a copy of that for processors that start later.
+const MICROCODE: &str = "kernel";
 /// The modules of the ESP's file system.
 const ESP_MODULES: [&str; 2] = ["nls_cp437", "vfat"];
 /// The modules that verify and read the system.
@@ -177,9 +180,38 @@ fn switch() -> Result<(), (&'static str, io::Error)> {
             Err(error) => return Err(("move a mount into the system", error)),
         }
     }
-    // Our own program stays as long as we run it, the modules as long as one is loaded.
-    for path in [MARK, "/init"] {
-        fs::remove_file(path).ok();
-    }
+    free(Path::new("/"));
     mount::switch_root(system).map_err(|error| ("change the root", error))
+}
+
+/// Removes what nothing reads any more from the initramfs below `root`. Our own program stays as
+/// long as we run it, the modules as long as one is loaded.
+fn free(root: &Path) {
+    for path in [MARK, "/init"] {
+        fs::remove_file(root.join(path.trim_start_matches('/'))).ok();
+    }
+    // A development image has no microcode.
+    fs::remove_dir_all(root.join(MICROCODE)).ok();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_switch_of_roots_leaves_the_modules_and_neither_microcode_nor_the_program() {
+        let root = tempfile::tempdir().unwrap();
+        let files = ["stage1", "init", "modules/a.ko", "kernel/x86/microcode/GenuineIntel.bin"];
+        for file in files.map(|file| root.path().join(file)) {
+            fs::create_dir_all(file.parent().unwrap()).unwrap();
+            fs::write(file, "").unwrap();
+        }
+        free(root.path());
+        let left = fs::read_dir(root.path()).unwrap().map(|entry| entry.unwrap().file_name());
+        assert_eq!(left.collect::<Vec<_>>(), ["modules"]);
+        assert!(root.path().join("modules/a.ko").exists());
+        // An image without microcode.
+        free(root.path());
+        assert!(root.path().join("modules/a.ko").exists());
+    }
 }

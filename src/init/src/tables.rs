@@ -25,10 +25,10 @@ use polis_base::serial::Severity;
 use polis_base::stage::Stage;
 use polis_base::sys::clock;
 
+use super::deadline::{self, NOTICE, TABLE, Work};
 use super::disk::{self, Block, Disk};
 use super::gpt::Partition;
 use super::machine::Machine;
-use super::patience::{self, NOTICE, TABLE, Work};
 
 type Table = Result<Vec<Partition>, String>;
 
@@ -156,7 +156,7 @@ impl Tables {
     }
 }
 
-fn usable(table: Result<Table, patience::Error>) -> Table {
+fn usable(table: Result<Table, deadline::Error>) -> Table {
     table.unwrap_or_else(|error| Err(error.to_string()))
 }
 

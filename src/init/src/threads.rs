@@ -14,8 +14,8 @@ use std::time::Duration;
 
 use rustix::process::Pid;
 
+use super::deadline;
 use super::machine::Machine;
-use super::patience;
 
 /// The number of threads examined; a runaway process has thousands.
 const THREADS_MAX: usize = 64;
@@ -63,7 +63,7 @@ fn thread(stat: &str, wchan: &str) -> Option<String> {
 /// of it waiting.
 pub fn stacks(machine: &mut Machine, proc: &Path, process: Pid, time: Duration) -> Vec<String> {
     let proc = proc.to_owned();
-    let stacks = patience::within(machine, time, move || read_stacks(&proc, process));
+    let stacks = deadline::within(machine, time, move || read_stacks(&proc, process));
     stacks.unwrap_or_else(|_late| vec!["the stacks of its threads cannot be read".to_owned()])
 }
 

@@ -18,15 +18,15 @@ use std::path::Path;
 
 use polis_base::sys::efivar;
 
+use super::deadline;
 use super::machine::Machine;
-use super::patience;
 
 /// Ends the trial if the system was kept; `variables` are those of the firmware, `esp` is where
 /// the ESP is mounted.
 pub(super) fn look(machine: &mut Machine, variables: &Path, esp: &Path) {
     let Ok(Some(image)) = efivar::image(variables) else { return };
     let esp = esp.to_owned();
-    let kept = patience::within(machine, patience::ESP, move || is_kept(&esp, &image));
+    let kept = deadline::within(machine, deadline::ESP, move || is_kept(&esp, &image));
     machine.trial &= !kept.unwrap_or(false);
 }
 

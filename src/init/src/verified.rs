@@ -21,10 +21,10 @@ use polis_base::sys::dm::{DeviceMapper, Table};
 use polis_base::sys::mount::{self, Mount};
 
 use super::command_line::Verity;
+use super::deadline::{self, TABLE};
 use super::disk::{self, Device, Found, Slot};
 use super::error::Error;
 use super::machine::{Machine, System};
-use super::patience::{self, TABLE};
 
 /// Where the system is mounted before it becomes the root.
 pub(super) const SYSTEM: &str = "/system";
@@ -95,7 +95,7 @@ pub(super) fn step<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, Error> {
     let system = machine.system.clone().unwrap_or_default();
-    let done = bounded(machine, Stage::System, &system, step, patience::SYSTEM, work);
+    let done = bounded(machine, Stage::System, &system, step, deadline::SYSTEM, work);
     machine.system_silent |= matches!(done, Err(Error::NoAnswer { .. }));
     done
 }
@@ -111,12 +111,12 @@ fn bounded<T: Send + 'static>(
     let since = clock::uptime();
     let System { partition, device, .. } = system.clone();
     let what = format!("{partition} ({}), to {step}", device.display());
-    match patience::named(machine, stage, &what, time, work) {
+    match deadline::named(machine, stage, &what, time, work) {
         Ok(done) => Ok(done),
-        Err(patience::Error::Overdue { waited }) => {
+        Err(deadline::Error::Overdue { waited }) => {
             Err(Error::NoAnswer { stage, step, partition, device, since, waited })
         }
-        Err(error @ patience::Error::Lost) => {
+        Err(error @ deadline::Error::Lost) => {
             Err(Error::Own { what: step, source: io::Error::other(error) })
         }
     }
@@ -156,7 +156,7 @@ pub(super) fn mount(
     names: &'static [&'static str],
 ) -> Result<(), Error> {
     let table = table(&system.device, verity);
-    let made = bounded(machine, Stage::Initramfs, system, "mount the system", patience::SYSTEM, {
+    let made = bounded(machine, Stage::Initramfs, system, "mount the system", deadline::SYSTEM, {
         move || make(&table, names)
     });
     let System { partition, device, .. } = system.clone();

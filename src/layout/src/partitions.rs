@@ -27,7 +27,7 @@ pub const SECTOR: u64 = 512;
 pub const ALIGNMENT: u64 = 1 << 20;
 
 /// Size of the EFI system partition: three unified kernel images (the one that runs, a new
-/// one and one that is being written), each with room to grow to several times its 26 MB,
+/// one and one that is being written), each with room to grow to several times its 43 MB,
 /// and what a node keeps there.
 pub const ESP_SIZE: u64 = 512 << 20;
 

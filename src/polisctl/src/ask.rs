@@ -31,8 +31,17 @@ impl DryRun {
 
     /// The document of a dry run.
     pub(super) fn document(effect: &str) -> Result<Document, Error> {
-        let value = serde_json::json!({ "dry_run": true, "effect": effect });
-        Document::new(&value, format!("{effect} Nothing was changed: this was a dry run."))
+        Self::shown(&serde_json::json!({ "dry_run": true, "effect": effect }), effect)
+    }
+
+    /// The same about one of several nodes, with its ID.
+    pub(super) fn document_of(node: &str, effect: &str) -> Result<Document, Error> {
+        let value = serde_json::json!({ "node": node, "dry_run": true, "effect": effect });
+        Self::shown(&value, effect)
+    }
+
+    fn shown(value: &serde_json::Value, effect: &str) -> Result<Document, Error> {
+        Document::new(value, format!("{effect} Nothing was changed: this was a dry run."))
     }
 
     /// Prints `effect` and ends the command, if that is all that is wanted.

@@ -41,8 +41,11 @@ pub(super) fn target() -> impl TypedValueParser<Value = Target> {
 }
 
 /// The commands whose next word is a node, as a pattern of shells and regular expressions.
-const OF_A_NODE: &str = "describe|status|services|firewall|network|attest|approve|roles|label|name|\
+const OF_A_NODE: &str = "describe|status|services|firewall|network|attest|approve|roles|label|taint|name|\
                          reboot|poweroff|update|announce-firmware-update|decommission|reset|delete|logs|recovery-key|unlock|show|forget";
+
+/// Those of them that take several nodes.
+const OF_NODES: [&str; 2] = ["approve", "logs"];
 
 /// The script of a shell.
 pub(super) fn script(shell: Shell) -> Vec<u8> {
@@ -59,20 +62,24 @@ pub(super) fn script(shell: Shell) -> Vec<u8> {
 }
 
 fn bash() -> String {
+    let further = OF_NODES.map(|command| format!("*\" node\"*\" {command} \"*")).join("|");
     format!(
         r#"
 _polisctl_nodes() {{
     local word="${{COMP_WORDS[COMP_CWORD]}}" before="${{COMP_WORDS[COMP_CWORD-1]}}"
-    case " ${{COMP_WORDS[*]:0:COMP_CWORD}} " in
+    local line=" ${{COMP_WORDS[*]:0:COMP_CWORD}} " node=
+    case "$line" in
         *" node "*|*" console "*)
             case "$before" in
-                {OF_A_NODE}|console)
-                    if [[ "$word" != -* ]]; then
-                        COMPREPLY=( $(compgen -W "$(polisctl completion nodes 2>/dev/null)" -- "$word") )
-                        return 0
-                    fi ;;
+                {OF_A_NODE}|console) node=1 ;;
+                -*|=) ;;
+                *) case "$line" in {further}) node=1 ;; esac ;;
             esac ;;
     esac
+    if [[ -n "$node" && "$word" != [-=]* ]]; then
+        COMPREPLY=( $(compgen -W "$(polisctl completion nodes 2>/dev/null)" -- "$word") )
+        return 0
+    fi
     _polisctl "$@"
 }}
 complete -F _polisctl_nodes -o nosort -o bashdefault -o default polisctl
@@ -81,11 +88,20 @@ complete -F _polisctl_nodes -o nosort -o bashdefault -o default polisctl
 }
 
 fn zsh() -> String {
+    let is_before = |command: &str| format!("${{words[(i){command}]}} < CURRENT");
+    let further = OF_NODES.map(is_before).join(" || ");
     format!(
         r#"
 _polisctl_nodes() {{
-    if [[ "${{words[CURRENT-1]}}" == ({OF_A_NODE}|console) && "${{words[CURRENT]}}" != -* ]] \
-        && (( ${{words[(I)node]}} || ${{words[(I)console]}} )); then
+    local before="${{words[CURRENT-1]}}" node=
+    if (( ${{words[(I)node]}} || ${{words[(I)console]}} )); then
+        if [[ "$before" == ({OF_A_NODE}|console) ]]; then
+            node=1
+        elif [[ "$before" != -* ]] && (( ${{words[(I)node]}} && ({further}) )); then
+            node=1
+        fi
+    fi
+    if [[ -n "$node" && "${{words[CURRENT]}}" != -* ]]; then
         compadd -- ${{(f)"$(polisctl completion nodes 2>/dev/null)"}}
     else
         _polisctl "$@"
@@ -145,12 +161,15 @@ mod tests {
         let node = command.find_subcommand("node").unwrap();
         let listed: Vec<&str> = OF_A_NODE.split('|').collect();
         for below in node.get_subcommands() {
-            let takes = |command: &clap::Command| {
-                command.get_positionals().any(|argument| argument.get_id() == "node")
+            let takes = |command: &clap::Command, id: &str| {
+                command.get_positionals().any(|argument| argument.get_id() == id)
             };
-            let commands = below.get_subcommands().chain([below]);
-            for command in commands.filter(|command| takes(command)) {
-                assert!(listed.contains(&command.get_name()), "{}", command.get_name());
+            for command in below.get_subcommands().chain([below]) {
+                let (name, several) = (command.get_name(), takes(command, "nodes"));
+                if several || takes(command, "node") {
+                    assert!(listed.contains(&name), "{name}");
+                }
+                assert_eq!(several, OF_NODES.contains(&name), "{name}");
             }
         }
     }
@@ -177,14 +196,29 @@ mod tests {
         let _cluster = Cluster::new(&world);
         let id = node_id(NODE).to_string();
         std::fs::write(world.path("script"), script(Shell::Bash)).unwrap();
-        let shell = format!(
-            "polisctl() {{ echo {id}; }}; source {}; COMP_WORDS=(polisctl node reboot polis-); \
-             COMP_CWORD=3; _polisctl_nodes polisctl polis- reboot; echo \"${{COMPREPLY[0]}}\"",
-            world.path("script").display()
-        );
-        #[expect(clippy::disallowed_methods, reason = "a test asks a real shell")]
-        let ended = std::process::Command::new("bash").args(["-c", &shell]).output().unwrap();
-        let said = String::from_utf8_lossy(&ended.stdout);
-        assert_eq!(said.trim(), id, "{}", String::from_utf8_lossy(&ended.stderr));
+        for (words, is_node) in [
+            ("node reboot polis-", true),
+            ("node reboot web-1 polis-", false),
+            // A command that takes several nodes takes them after options, too.
+            ("node approve polis-", true),
+            ("node approve web-1 polis-", true),
+            ("node approve web-1 --maker file polis-", true),
+            ("node --timeout 9s logs web-1 web-2 polis-", true),
+            ("node approve web-1 --maker polis-", false),
+            ("maintenance logs polis-", false),
+        ] {
+            let count = words.split(' ').count();
+            let shell = format!(
+                "polisctl() {{ echo {id}; }}; source {}; _polisctl() {{ COMPREPLY=(other); }}; \
+                 COMP_WORDS=(polisctl {words}); COMP_CWORD={count}; _polisctl_nodes polisctl; \
+                 echo \"${{COMPREPLY[0]}}\"",
+                world.path("script").display()
+            );
+            #[expect(clippy::disallowed_methods, reason = "a test asks a real shell")]
+            let ended = std::process::Command::new("bash").args(["-c", &shell]).output().unwrap();
+            let said = String::from_utf8_lossy(&ended.stdout);
+            let stderr = String::from_utf8_lossy(&ended.stderr);
+            assert_eq!(said.trim(), if is_node { &*id } else { "other" }, "{words}: {stderr}");
+        }
     }
 }

@@ -119,12 +119,12 @@ pub(super) async fn attach(
     session.in_time(OPEN, taken).await?;
     session.go_on();
     let session = &*session;
-    let mut desk = Desk::open(colours)?;
+    let mut terminal = Terminal::open(colours)?;
     tokio::select! {
         // Cancel-safe: dropping the future cancels the call.
         error = feed(session, target, first, &shown) => Err(error),
         // Cancel-safe: the terminal is restored when the screen is dropped.
-        ended = desk.drive(newest, session, target) => ended,
+        ended = terminal.drive(newest, session, target) => ended,
     }
 }
 
@@ -248,7 +248,7 @@ async fn take(frames: &mut Frames, shown: &watch::Sender<Shown>) -> Result<(), B
 }
 
 /// This terminal, while the console of a node is on it.
-struct Desk {
+struct Terminal {
     screen: Screen,
     picture: Picture,
     /// When the last picture was drawn.
@@ -266,7 +266,7 @@ enum Event {
 /// A pending command to end the machine; yields its result.
 type Order<'a> = Option<BoxFuture<'a, String>>;
 
-impl Desk {
+impl Terminal {
     fn open(colours: Colours) -> Result<Self, Error> {
         let screen = Screen::open()?;
         let picture = Picture::new(screen.size(), colours);

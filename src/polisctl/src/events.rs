@@ -252,9 +252,10 @@ mod tests {
             events(&root.join("src").join(service).join("src"), &mut found);
         }
         // Changes of a node are events, as are its ways in and out.
-        for event in
-            ["joined", "left", "roles", "labels", "named", "votes", "voted", "copied", "rotated"]
-        {
+        for event in [
+            "joined", "left", "roles", "labels", "taints", "named", "votes", "voted", "copied",
+            "rotated",
+        ] {
             assert!(found.contains(event), "no line is the event {event}: {found:?}");
         }
         let manual = std::fs::read_to_string(root.join("docs/logs.md")).unwrap();

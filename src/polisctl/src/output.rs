@@ -463,6 +463,11 @@ impl Progress {
         self.0.set_message(clean(text));
         self.0.enable_steady_tick(TURN);
     }
+
+    /// Prints something else on the terminal while the line is not there.
+    pub(super) fn suspend(&self, print: impl FnOnce()) {
+        self.0.suspend(print);
+    }
 }
 
 impl fmt::Debug for Progress {

@@ -219,7 +219,7 @@ async fn escrow(
 ) -> Result<Certified, Error> {
     let own = credentials(key, self_signed(key)?, Some(ca.to_vec()));
     let (_fixed, revoked) = watch::channel(access_list(crl));
-    let left = || Limit::patience(limit, PATIENCE);
+    let left = || Limit::timeouts(limit, PATIENCE);
     let client = Client::fixed(candidates.clone(), own, left()).wary(revoked.clone());
     let answer = client.call(Repeat::Allowed, |channel| async move {
         Ok(AaaClient::new(channel).escrow(v1::EscrowRequest {}).await?.into_inner())

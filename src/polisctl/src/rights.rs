@@ -11,7 +11,7 @@ use polis_wire::rpc::{Role, Table};
 /// The commands that need more than the role viewer, each with the RPC that needs the most. A
 /// command below one of them needs the same, unless it has its own entry, which may be of a
 /// viewer. An option in a name may stand anywhere in a command.
-const CALLS: [(&str, &str); 39] = [
+const CALLS: [(&str, &str); 41] = [
     ("audit", "/polis.v1.Management/GetAudit"),
     ("cluster apply", "/polis.v1.Management/ConfigureCluster"),
     ("cluster configure", "/polis.v1.Management/ConfigureCluster"),
@@ -25,6 +25,7 @@ const CALLS: [(&str, &str); 39] = [
     ("cluster update pause", "/polis.v1.Management/ControlUpdate"),
     ("cluster update resume", "/polis.v1.Management/ControlUpdate"),
     ("cluster update status", "/polis.v1.Management/GetUpdate"),
+    ("cluster update wait", "/polis.v1.Management/GetUpdate"),
     ("etcd snapshot", "/polis.v1.Management/SnapshotEtcd"),
     ("node announce-firmware-update", "/polis.v1.NodeManagement/AnnounceFirmwareUpdate"),
     ("node approve", "/polis.v1.Management/ApproveNode"),
@@ -47,6 +48,7 @@ const CALLS: [(&str, &str); 39] = [
     ("node recovery-key passphrase", NO_CALL),
     ("node reset", "/polis.v1.NodeManagement/Reset"),
     ("node roles", "/polis.v1.Management/UpdateNodeRoles"),
+    ("node taint", "/polis.v1.Management/UpdateNodeTaints"),
     ("node unlock", "/polis.v1.NodeManagement/Unlock"),
     ("node update", "/polis.v1.NodeManagement/Update"),
     ("parameters register", "/polis.v1.Management/GetRegisterTicket"),

@@ -1,13 +1,7 @@
 //! The labels of a node's record that its Node object in Kubernetes has, too. Pure.
 //!
-//! | domain of a key, with every domain below | who sets labels in it |
-//! |---|---|
-//! | `topology.kubernetes.io`, `node.kubernetes.io` | operators: zone, region, type of the machine |
-//! | `node-role.kubernetes.io` | operators, except for the two roles of Polis |
-//! | `node-restriction.kubernetes.io` | operators: Kubernetes keeps it for labels that select nodes for pods which must run on no other |
-//! | the rest of `kubernetes.io`, `k8s.io` | Kubernetes |
-//! | `polis.internal` | Polis |
-//! | no domain, or any other | operators |
+//! `docs/worker.md` has the table of the domains of keys, and who sets labels in each (*Labels of
+//! the record*).
 //!
 //! The leader refuses to set a reserved label, and so does `polisctl` in node parameters. A record
 //! may have one from a registration: it stays in the record, and the Node object does not get it.

@@ -40,10 +40,10 @@ const HEADERS_MAX: usize = 64;
 pub enum Error {
     /// The request cannot be written.
     #[error("the request cannot be made")]
-    Request(#[from] http::Error),
+    Request(#[source] http::Error),
     /// Not HTTP, too long, or the connection was lost.
     #[error("its answer cannot be read as HTTP")]
-    Http(#[from] hyper::Error),
+    Http(#[source] hyper::Error),
     /// It answers 407.
     #[error("it requires authentication, which is not supported")]
     User,
@@ -77,16 +77,18 @@ pub async fn open(tcp: TcpStream, server: &Endpoint) -> Result<TcpStream, Error>
 async fn ask(tcp: TcpStream, server: &Endpoint) -> Result<TcpStream, Error> {
     let mut builder = Builder::new();
     builder.max_buf_size(HEAD_MAX).max_headers(HEADERS_MAX);
-    let (mut sender, connection) = builder.handshake(TokioIo::new(tcp)).await?;
+    let connected = builder.handshake(TokioIo::new(tcp)).await;
+    let (mut sender, connection) = connected.map_err(Error::Http)?;
     let place = server.to_string();
     let request = Request::connect(place.as_str())
         .header(HOST, place.as_str())
         .header(USER_AGENT, "polis")
-        .body(Empty::<Bytes>::new())?;
+        .body(Empty::<Bytes>::new())
+        .map_err(Error::Request)?;
     let asked = async {
-        let response = sender.send_request(request).await?;
+        let response = sender.send_request(request).await.map_err(Error::Http)?;
         match response.status() {
-            StatusCode::OK => Ok(upgrade::on(response).await?),
+            StatusCode::OK => upgrade::on(response).await.map_err(Error::Http),
             StatusCode::PROXY_AUTHENTICATION_REQUIRED => Err(Error::User),
             status => Err(Error::Refused { status }),
         }

@@ -200,7 +200,7 @@ impl Service {
         });
         try_join_all(certificates).await?;
         self.signs.send_if_modified(|known| known.replace(signs.clone()) != Some(signs));
-        tell(&self.trusted, self.site.run.ca.clone()).await;
+        publish(&self.trusted, self.site.run.ca.clone()).await;
         let after = [authority(), front_proxy_authority()];
         for (authority, before) in after.iter().zip([&ca, &front_proxy_ca]) {
             // A rotation that began meanwhile: what was signed then has no bridges.
@@ -260,8 +260,8 @@ pub(super) fn look<'a>(
 /// The authorities in a file that programs read; `None` before it is there.
 pub(super) type Trusted = Option<Vec<CertificateDer<'static>>>;
 
-/// Tells which authorities are in the file.
-pub(super) async fn tell(trusted: &watch::Sender<Trusted>, file: File) {
+/// Publishes the authorities that are in the file.
+pub(super) async fn publish(trusted: &watch::Sender<Trusted>, file: File) {
     let now = blocking(move || pki::certificates_der(&file.read().ok()??)).await;
     trusted.send_if_modified(|known| {
         let changed = *known != now;

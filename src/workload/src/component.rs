@@ -20,8 +20,8 @@ use tokio::time::{Instant, sleep};
 use tracing::{debug, info};
 
 use super::api::{self, Api, Session};
+use super::http_health;
 use super::parts::{API_STARTS, Part, PartState, Parts};
-use super::plain;
 use polis_base::cause;
 use polis_base::files;
 use polis_base::serial::Severity;
@@ -112,7 +112,7 @@ pub(super) enum Probe {
     /// Over TLS.
     Tls(Api),
     /// Over plain HTTP, on loopback.
-    Plain(SocketAddr),
+    Http(SocketAddr),
 }
 
 /// One health check.
@@ -128,13 +128,13 @@ impl Check {
     }
 
     pub(super) fn plain(address: SocketAddr, path: &'static str) -> Self {
-        Self { probe: Probe::Plain(address), path }
+        Self { probe: Probe::Http(address), path }
     }
 
     async fn ask(&self) -> Result<(), api::Error> {
         match &self.probe {
             Probe::Tls(api) => api.check(self.path).await,
-            Probe::Plain(address) => plain::check(*address, self.path).await,
+            Probe::Http(address) => http_health::check(*address, self.path).await,
         }
     }
 
@@ -142,7 +142,7 @@ impl Check {
     fn repeated(&self) -> Repeated<'_> {
         let session = match &self.probe {
             Probe::Tls(api) => Some(Session::new(api)),
-            Probe::Plain(_) => None,
+            Probe::Http(_) => None,
         };
         Repeated { check: self, session }
     }

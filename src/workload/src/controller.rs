@@ -10,13 +10,13 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 use tracing::{debug, info};
 
-use super::api::{self, Api, Session};
+use super::api::{self, Api, MERGE_PATCH, Session};
 use super::certificates::{Trusted, until_an_authority_ends, until_another_key_signs};
 use super::component::{Check, Component, Error, Process};
 use super::credentials::Purpose;
 use super::parts::{Part, Parts};
 use super::site::Site;
-use super::{access, args, audit, certificates, confinement, ground, reconciler, tokens};
+use super::{access, args, audit, certificates, confinement, host, reconciler, tokens};
 use polis_base::cause;
 use polis_control::consensus;
 use polis_machine::network;
@@ -42,7 +42,6 @@ const FIRST_ACCOUNT: &str = "/api/v1/namespaces/default/serviceaccounts/default"
 /// The leases by which one controller manager leads, and one scheduler, of those of all
 /// controllers.
 const LEASES: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases";
-const MERGE_PATCH: &str = "application/merge-patch+json";
 
 /// How long it may take to give a lease up before a program starts. The lease ends by itself after
 /// a minute.
@@ -60,7 +59,7 @@ const WAITS: &str = "it waits until the reconciler has tried to apply the cluste
 pub(super) struct Controller {
     pub(super) site: Site,
     /// The machine to prepare first; `None` where the parts are guests of another host.
-    pub(super) ground: Option<ground::Config>,
+    pub(super) host: Option<host::Config>,
     pub(super) node: NodeId,
     pub(super) look: Duration,
     pub(super) consensus: watch::Receiver<consensus::Status>,
@@ -75,13 +74,12 @@ impl Controller {
     ///
     /// # Errors
     ///
-    /// [`ground::Error`] when the machine cannot be prepared.
-    pub(super) async fn run(self, ctx: Context) -> Result<(), ground::Error> {
-        if let Some(ground) = self.ground.clone() {
+    /// [`host::Error`] when the machine cannot be prepared.
+    pub(super) async fn run(self, ctx: Context) -> Result<(), host::Error> {
+        if let Some(host) = self.host.clone() {
             // First of all, so that an API server that starts takes no processor time from
             // etcd and this process.
-            let prepared =
-                blocking(move || ground::prepare(&ground, &[Role::KubernetesController]));
+            let prepared = blocking(move || host::prepare(&host, &[Role::KubernetesController]));
             if let Err(error) = prepared.await {
                 self.parts.fail(Part::ApiServer, cause::line(&error));
                 return Err(error);

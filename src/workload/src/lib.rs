@@ -33,8 +33,10 @@
 //! confinement     the rights of each program              pure
 //! names           those of the API, in the configuration
 //! nodes           what the records want of Node objects   pure
+//! taints          the same, of their taints               pure
 //! reconciler      applies the objects                     a service
-//! api, plain      requests to the parts on this machine
+//! api             requests to the parts on this machine
+//! http_health     health checks over plain HTTP
 //! socket          where these call this process
 //! watch           the objects of one kind, and their changes
 //! access          lets users of Polis in                  a service
@@ -44,7 +46,7 @@
 //! drain           moves the pods of this node away        a service
 //! service         when
 //!
-//! ground   control groups, kernel parameters, mounts, quotas    plan -> apply
+//! host     control groups, kernel parameters, mounts, quotas    plan -> apply
 //! mesh     the encrypted network between the pods of all nodes  records -> plan
 //! runtime  containerd, and the images of the system in it
 //! csi      the volumes of pods
@@ -76,18 +78,19 @@ mod controller;
 mod credentials;
 pub mod csi;
 pub mod drain;
-pub mod ground;
+pub mod host;
+mod http_health;
 pub mod mesh;
 mod names;
 mod nodes;
 mod objects;
 mod parts;
-mod plain;
 mod reconciler;
 pub mod runtime;
 mod service;
 mod site;
 mod socket;
+mod taints;
 mod tokens;
 mod watch;
 mod worker;

@@ -10,13 +10,15 @@
 //!   keeps it, and the next look decides again.
 //! - A label that has left the record leaves the Node: an annotation lists those that were set.
 //!   Labels of others stay.
+//!
+//! What this module does not do: keep the taints of a Node (`taints`).
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use polis_proto::v1;
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use super::objects::{LABELS, Object, listed, node_labels};
+use super::objects::Object;
 use super::parts::PartState;
 use polis_wire::identity::NodeId;
 use polis_wire::node_labels::{CONTROL_PLANE, WORKER, is_reserved};
@@ -25,8 +27,14 @@ use polis_wire::node_roles::Nodes;
 /// The label with the name of the node.
 const NAME: &str = "polis.internal/name";
 
+/// The annotation of a Node that lists the keys of the labels which Polis has set.
+const LABELS: &str = "polis.internal/labels";
+
 /// The labels of a Node.
 pub(super) type Labels = BTreeMap<String, String>;
+
+/// Labels and taints of each worker.
+pub(super) type Wanted = BTreeMap<NodeId, (Labels, Vec<v1::NodeTaint>)>;
 
 /// A change of one Node.
 #[derive(Clone, Debug, PartialEq)]
@@ -55,11 +63,12 @@ pub(super) fn workers(nodes: &Nodes) -> Vec<NodeId> {
     nodes.iter().filter(|(_, node)| is_worker(node)).map(|(id, _)| *id).collect()
 }
 
-/// The part of the records that rights and Node objects follow, the labels of each worker; `None`
-/// while no leader reports them.
-pub(super) fn wanted(nodes: &Nodes, own: NodeId) -> Option<BTreeMap<NodeId, Labels>> {
+/// The part of the records that rights and Node objects follow, labels and taints of each worker;
+/// `None` while no leader reports them.
+pub(super) fn wanted(nodes: &Nodes, own: NodeId) -> Option<Wanted> {
     let workers = nodes.iter().filter(|(_, node)| is_worker(node));
-    reported(nodes, own).then(|| workers.map(|(id, node)| (*id, labels(node))).collect())
+    let wanted = |(id, node): (&NodeId, &v1::NodeInfo)| (*id, (labels(node), node.taints.clone()));
+    reported(nodes, own).then(|| workers.map(wanted).collect())
 }
 
 /// The workers all parts of which serve, by their reports: each of them has a Node.
@@ -71,7 +80,8 @@ pub(super) fn serving(nodes: &Nodes) -> BTreeSet<NodeId> {
     nodes.iter().filter(|(_, node)| serves(node)).map(|(id, _)| *id).collect()
 }
 
-fn is_worker(node: &v1::NodeInfo) -> bool {
+/// Whether a node is a member with the role Kubernetes worker.
+pub(super) fn is_worker(node: &v1::NodeInfo) -> bool {
     node.state() == v1::NodeState::Up
         && node.roles.is_some_and(|roles| roles.kubernetes_worker.is_some())
 }
@@ -110,10 +120,31 @@ fn labels(record: &v1::NodeInfo) -> Labels {
     set.map(|(key, value)| (key.clone(), value.clone())).chain(own).collect()
 }
 
+/// These labels of a Node that exists: without this `uid`, the API server refuses them, and
+/// does not make a Node that no kubelet has registered. It removes those that an earlier object
+/// had and this one has not.
+fn node_labels(node: NodeId, uid: &str, labels: &Labels) -> Object {
+    let content = json!({
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {
+            "name": node.to_string(),
+            "uid": uid,
+            "labels": labels,
+            "annotations": {LABELS: listed(labels)},
+        },
+    });
+    Object { path: format!("/api/v1/nodes/{node}"), content }
+}
+
+/// The keys of these labels, as the annotation lists them.
+fn listed(labels: &Labels) -> String {
+    labels.keys().map(String::as_str).collect::<Vec<_>>().join(",")
+}
+
 #[cfg(test)]
 mod tests {
     use polis_wire::node_roles::Role;
-    use serde_json::json;
 
     use super::*;
 
@@ -263,13 +294,16 @@ mod tests {
         let before = wanted(&nodes, id(1));
         let labels = [(WORKER, ""), (NAME, "web-1")];
         let labels = labels.map(|(key, value)| (key.to_owned(), value.to_owned()));
-        assert_eq!(before, Some(BTreeMap::from([(id(2), labels.into())])));
+        assert_eq!(before, Some(BTreeMap::from([(id(2), (labels.into(), Vec::new()))])));
         nodes.get_mut(&id(2)).unwrap().heartbeat_age_ms = 7;
         assert_eq!(wanted(&nodes, id(1)), before);
         nodes.get_mut(&id(2)).unwrap().name = "web-2".to_owned();
         assert_ne!(wanted(&nodes, id(1)), before);
         nodes.get_mut(&id(2)).unwrap().name = "web-1".to_owned();
         nodes.get_mut(&id(2)).unwrap().labels.insert("rack".to_owned(), "7".to_owned());
+        assert_ne!(wanted(&nodes, id(1)), before);
+        nodes.get_mut(&id(2)).unwrap().labels.clear();
+        nodes.get_mut(&id(2)).unwrap().taints.push(v1::NodeTaint::default());
         assert_ne!(wanted(&nodes, id(1)), before);
     }
 }

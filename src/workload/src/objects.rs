@@ -10,7 +10,7 @@
 //! | role `polis:dns` | the name servers of workers may watch Services and pods |
 //! | role `polis:policy` | the programs that enforce NetworkPolicies may watch these, namespaces and pods |
 //! | role `polis:worker` | marks the kubelets of workers for the policy below |
-//! | policy `polis-workers` and its binding | a kubelet of a node without the role Kubernetes worker writes nothing |
+//! | policy `polis-workers` and its binding | a kubelet of a node without the role Kubernetes worker writes nothing, and none changes which taints of its Node count as those of Polis |
 //! | policy `polis-system-namespace` and its binding | operators may change nothing in `kube-system`, whose service accounts and pods could change everything |
 //! | policy `polis-critical-pods` and its binding | no pod outside of `kube-system` and privileged namespaces has a priority by which kubelet never evicts it |
 //! | role `polis:csi` | the storage drivers of workers may keep volumes, and show their room |
@@ -29,11 +29,10 @@
 //! | binding `polis:csi` | the storage drivers of the workers |
 //! | binding `polis:policy` | the programs of the workers that enforce NetworkPolicies |
 //! | labels of a Node, and the annotation that lists them | the roles of the node, its name, and the labels of its record |
+//! | taints of a Node, and the annotation that lists them | the taints of the record of the node |
 //!
 //! The roles `admin`, `view` and `system:node-proxier` are the API server's own; see
 //! `docs/workloads.md`.
-
-use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
@@ -54,8 +53,8 @@ const GROUP: &str = "rbac.authorization.k8s.io";
 /// The mark of the class for claims without a class.
 const DEFAULT_CLASS: &str = "storageclass.kubernetes.io/is-default-class";
 
-/// The annotation of a Node that lists the keys of the labels which Polis has set.
-pub(super) const LABELS: &str = "polis.internal/labels";
+/// The annotation of a Node that lists keys and effects of the taints which Polis has set.
+pub(super) const TAINTS: &str = "polis.internal/taints";
 
 /// Where the API server lists the bindings of Polis.
 pub(super) const BINDINGS: &str = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings\
@@ -188,28 +187,6 @@ pub(super) fn is_bound(binding: &Object, found: &[Value]) -> bool {
     })
 }
 
-/// These labels of a Node that exists: without this `uid`, the API server refuses them, and
-/// does not make a Node that no kubelet has registered. It removes those that an earlier object
-/// had and this one has not.
-pub(super) fn node_labels(node: NodeId, uid: &str, labels: &BTreeMap<String, String>) -> Object {
-    let content = json!({
-        "apiVersion": "v1",
-        "kind": "Node",
-        "metadata": {
-            "name": node.to_string(),
-            "uid": uid,
-            "labels": labels,
-            "annotations": {LABELS: listed(labels)},
-        },
-    });
-    Object { path: format!("/api/v1/nodes/{node}"), content }
-}
-
-/// The keys of these labels, as the annotation lists them.
-pub(super) fn listed(labels: &BTreeMap<String, String>) -> String {
-    labels.keys().map(String::as_str).collect::<Vec<_>>().join(",")
-}
-
 fn worker() -> Object {
     let rules = json!([{
         "apiGroups": [WORKER_API], "resources": [WORKER_RESOURCE], "verbs": [WORKER_VERB],
@@ -219,10 +196,25 @@ fn worker() -> Object {
 
 /// The policy that ends the rights of a worker with its role. No API server reads a list of
 /// revoked certificates, and the Node authorizer lets every kubelet register its Node again.
+///
+/// The API server lets no kubelet change the taints of its Node. One that could name them in the
+/// annotation would have the reconciler remove those that an owner has given the Node.
 fn workers_guard() -> Object {
     let may = format!(
         "authorizer.group('{WORKER_API}').resource('{WORKER_RESOURCE}').check('{WORKER_VERB}')\
          .allowed()"
+    );
+    let annotation = |of: &str| {
+        format!(
+            "({of} != null && has({of}.metadata.annotations) \
+             && '{TAINTS}' in {of}.metadata.annotations \
+             ? {of}.metadata.annotations['{TAINTS}'] : '')"
+        )
+    };
+    let same = format!(
+        "request.resource.resource != 'nodes' || object == null || {} == {}",
+        annotation("object"),
+        annotation("oldObject"),
     );
     let spec = json!({
         "failurePolicy": "Fail",
@@ -235,6 +227,10 @@ fn workers_guard() -> Object {
             "expression": may,
             "reason": "Forbidden",
             "message": "this node has no role Kubernetes worker in its cluster",
+        }, {
+            "expression": same,
+            "reason": "Forbidden",
+            "message": format!("a kubelet does not change the annotation {TAINTS} of its Node"),
         }],
     });
     admission("ValidatingAdmissionPolicy", "validatingadmissionpolicies", WORKERS_GUARD, &spec)

@@ -8,8 +8,8 @@
 //! one has failed, API server ready again --> the same, at once
 //!
 //! every 30 seconds ------------------------> former authorities leave what aggregated APIs trust
-//! workers, their roles or names change, ---> rights of the workers, labels, Nodes without
-//!   a worker serves, every 30 seconds         a worker are deleted
+//! workers, their roles or names change, ---> rights of the workers, labels and taints, Nodes
+//!   a worker serves, every 30 seconds         without a worker are deleted
 //! this has failed, 2 to 30 s ago ----------> the same; at once where workers, their roles or
 //!                                            names have changed
 //! ```
@@ -40,6 +40,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use polis_proto::v1;
 use rustls::pki_types::CertificateDer;
 use serde_json::Value;
 use tokio::sync::watch;
@@ -50,6 +51,7 @@ use super::api::{self, JSON, METADATA, Session};
 use super::nodes::{self, Action};
 use super::objects::{self, Object};
 use super::parts::{Part, PartState, Parts};
+use super::taints;
 use polis_base::cause;
 use polis_base::files::File;
 use polis_runtime::event::{Closed, until};
@@ -86,6 +88,10 @@ const TRIED_MAX: Duration = Duration::from_secs(30);
 /// Between two looks at whether the API server is ready. One that is not is checked twice a second.
 const LOOK: Duration = Duration::from_millis(250);
 
+/// How often a pass writes the taints of a Node that others change at the same time, such as the
+/// other controllers; the next pass tries again.
+const TAINT_ATTEMPTS: usize = 3;
+
 /// Objects in one answer: the metadata of a Node is a few kilobytes, most of it who set which
 /// field, and a binding names each worker.
 const PAGE: usize = 500;
@@ -109,17 +115,29 @@ enum Error {
     /// A Node is not labelled.
     #[error("cannot label {path}")]
     Label { path: String, source: api::Error },
+    /// A Node does not have the taints of its record.
+    #[error("cannot set the taints of {path}")]
+    Taint { path: String, source: api::Error },
     /// Another request.
     #[error(transparent)]
     Api(#[from] api::Error),
 }
 
 impl Error {
+    /// The error of the request.
+    fn of_api(&self) -> &api::Error {
+        match self {
+            Self::Apply { source, .. }
+            | Self::Label { source, .. }
+            | Self::Taint { source, .. }
+            | Self::Api(source) => source,
+        }
+    }
+
     /// Whether the API server took the request and did not carry it out, which says nothing of
     /// other requests.
     fn is_refusal(&self) -> bool {
-        let (Self::Apply { source, .. } | Self::Label { source, .. } | Self::Api(source)) = self;
-        match source {
+        match self.of_api() {
             // It may wait for a webhook longer than a request may take.
             api::Error::Refused { .. } | api::Error::Silent { .. } => true,
             api::Error::Credentials { .. }
@@ -131,8 +149,7 @@ impl Error {
 
     /// The longest pause after it.
     fn pause_max(&self) -> Duration {
-        let (Self::Apply { source, .. } | Self::Label { source, .. } | Self::Api(source)) = self;
-        match source {
+        match self.of_api() {
             // 500 is the answer for a webhook that fails.
             api::Error::Refused { status: 408 | 429 | 501..=599, .. }
             | api::Error::Silent { .. } => PASSING_MAX,
@@ -183,6 +200,14 @@ pub(super) trait Server: Send + Sync {
         accept: &str,
     ) -> impl Future<Output = Result<Vec<Value>, api::Error>> + Send;
 
+    /// Changes an object by a merge patch, if it still has the UID and the version in it. Returns
+    /// whether it was changed.
+    fn merge(
+        &self,
+        path: &str,
+        patch: &Value,
+    ) -> impl Future<Output = Result<bool, api::Error>> + Send;
+
     /// Deletes an object, if it still has this UID and this version. Returns whether it was
     /// deleted.
     fn delete(
@@ -207,6 +232,10 @@ impl Server for Session {
 
     async fn list(&self, path: &str, accept: &str) -> Result<Vec<Value>, api::Error> {
         Self::list(self, path, accept, PAGE, |object| Some(object.clone())).await
+    }
+
+    async fn merge(&self, path: &str, patch: &Value) -> Result<bool, api::Error> {
+        Self::merge(self, path, patch).await
     }
 
     async fn delete(&self, path: &str, uid: &str, version: &str) -> Result<bool, api::Error> {
@@ -478,7 +507,7 @@ impl<S: Server> Service<S> {
         given.and(self.keep_nodes(nodes).await)
     }
 
-    /// Labels and deletes Node objects; returns the first refusal.
+    /// Labels, taints and deletes Node objects; returns the first refusal.
     async fn keep_nodes(&self, nodes: &Nodes) -> Result<(), Error> {
         let found = self.api.list("/api/v1/nodes", METADATA).await?;
         let mut kept = Ok(());
@@ -488,7 +517,29 @@ impl<S: Server> Service<S> {
                 ended => ended?,
             }
         }
+        // The list has no taints.
+        for (node, record) in taints::of_interest(nodes, &found) {
+            match self.taint(node, record).await {
+                Err(error) if error.is_refusal() => kept = kept.and(Err(error)),
+                ended => ended?,
+            }
+        }
         kept
+    }
+
+    /// Gives a Node the taints of its record.
+    async fn taint(&self, node: NodeId, record: &v1::NodeInfo) -> Result<(), Error> {
+        let path = format!("/api/v1/nodes/{node}");
+        let failed = |source| Error::Taint { path: path.clone(), source };
+        for _attempt in 0..TAINT_ATTEMPTS {
+            let Some(object) = self.api.read(&path).await.map_err(failed)? else { return Ok(()) };
+            let Some(patch) = taints::patch(record, &object) else { return Ok(()) };
+            if self.api.merge(&path, &patch).await.map_err(failed)? {
+                info!(%node, "the Node object has the taints of its record");
+                return Ok(());
+            }
+        }
+        Ok(())
     }
 
     async fn act(&self, action: Action) -> Result<(), Error> {

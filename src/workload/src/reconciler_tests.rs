@@ -6,7 +6,6 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::MutexGuard;
 
 use polis_base::sys::clock;
-use polis_proto::v1;
 use polis_wire::node_roles::Role;
 use polis_wire::pki::memory::Memory;
 use polis_wire::pki::{Namespace, kubernetes_authority};
@@ -47,6 +46,10 @@ struct State {
     applied: Vec<String>,
     /// The paths of the objects that it has deleted.
     deleted: Vec<String>,
+    /// The merge patches that it was asked for.
+    merged: Vec<Value>,
+    /// How many of the next ones find that another writer was faster.
+    conflicts: usize,
 }
 
 impl Fake {
@@ -88,8 +91,30 @@ impl Server for Fake {
         }
     }
 
-    async fn read(&self, _path: &str) -> Result<Option<Value>, api::Error> {
-        self.reached().map(|state| state.trust.clone())
+    async fn read(&self, path: &str) -> Result<Option<Value>, api::Error> {
+        let state = self.reached()?;
+        if path == TRUST {
+            return Ok(state.trust.clone());
+        }
+        let is_meant = |node: &&Value| {
+            let name = node["metadata"]["name"].as_str().unwrap();
+            path == format!("/api/v1/nodes/{name}")
+        };
+        Ok(state.nodes.iter().find(is_meant).cloned())
+    }
+
+    /// Of one Node.
+    async fn merge(&self, _path: &str, patch: &Value) -> Result<bool, api::Error> {
+        let mut state = self.reached()?;
+        state.merged.push(patch.clone());
+        if state.conflicts > 0 {
+            state.conflicts -= 1;
+            return Ok(false);
+        }
+        let node = &mut state.nodes[0];
+        node["spec"]["taints"] = patch["spec"]["taints"].clone();
+        node["metadata"]["annotations"] = patch["metadata"]["annotations"].clone();
+        Ok(true)
     }
 
     async fn list(&self, path: &str, accept: &str) -> Result<Vec<Value>, api::Error> {
@@ -459,6 +484,55 @@ async fn only_a_record_that_concerns_an_object_leads_to_a_pass() {
         change(&world.records, "ready");
         sleep(SPACING / 4).await;
         assert_eq!(server.state().looks, 2);
+        handles.cancel().await;
+    };
+    let (ended, ()) = tokio::join!(service.run(ctx), story);
+    ended.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_node_has_the_taints_of_its_record_at_once_although_others_write_it_too() {
+    let (ctx, handles) = Context::for_test();
+    let mut world = World::new(&ctx);
+    let server = world.service.api.clone();
+    let foreign = json!({"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"});
+    server.state().nodes = vec![json!({
+        "metadata": {"name": id(2).to_string(), "uid": "u", "resourceVersion": "7"},
+        "spec": {"taints": [foreign]},
+    })];
+    let service = world.service.clone();
+    let change = |records: &watch::Sender<Option<Arc<Nodes>>>, taints: Vec<v1::NodeTaint>| {
+        records.send_modify(|records| {
+            let records = Arc::make_mut(records.as_mut().unwrap());
+            records.get_mut(&id(2)).unwrap().taints = taints;
+        });
+    };
+    let gpu = v1::NodeTaint {
+        key: "gpu".to_owned(),
+        value: String::new(),
+        effect: v1::node_taint::Effect::NoSchedule.into(),
+    };
+    let set = json!({"key": "gpu", "value": "", "effect": "NoSchedule"});
+    let story = async {
+        world.tried().await;
+        sleep(2 * NODES_EVERY).await;
+        assert!(server.state().merged.is_empty(), "it has no taints");
+        server.state().conflicts = TAINT_ATTEMPTS - 1;
+        change(&world.records, vec![gpu]);
+        sleep(SPACING + SPACING / 2).await;
+        assert_eq!(server.state().nodes[0]["spec"]["taints"], json!([foreign, set]));
+        assert_eq!(server.state().merged.len(), TAINT_ATTEMPTS);
+        // It is right: it is not written again.
+        sleep(2 * NODES_EVERY).await;
+        assert_eq!(server.state().merged.len(), TAINT_ATTEMPTS);
+        // A pass ends although others are faster each time, and the next one tries again.
+        server.state().conflicts = TAINT_ATTEMPTS;
+        change(&world.records, Vec::new());
+        sleep(SPACING + SPACING / 2).await;
+        assert_eq!(server.state().merged.len(), 2 * TAINT_ATTEMPTS);
+        sleep(NODES_EVERY + SPACING).await;
+        assert_eq!(server.state().nodes[0]["spec"]["taints"], json!([foreign]));
+        assert_eq!(server.state().merged.len(), 2 * TAINT_ATTEMPTS + 1);
         handles.cancel().await;
     };
     let (ended, ()) = tokio::join!(service.run(ctx), story);

@@ -20,7 +20,7 @@ use super::drain::Drains;
 use super::parts::{Part, Parts, Status};
 use super::site::Site;
 use super::worker::Worker;
-use super::{access, ground, mesh, runtime};
+use super::{access, host, mesh, runtime};
 use polis_base::files;
 use polis_control::{cluster, consensus};
 use polis_machine::network;
@@ -45,7 +45,7 @@ pub struct Config {
     pub site: Site,
     /// The machine to prepare for workloads; `None` where the parts are guests of another
     /// host.
-    pub ground: Option<ground::Config>,
+    pub host: Option<host::Config>,
     /// The mesh of the machine; `None` where the parts are guests of another host.
     pub mesh: Option<mesh::Config>,
     /// The tree of the node.
@@ -60,7 +60,7 @@ impl Config {
     pub fn live(root: &files::Root) -> Self {
         Self {
             site: Site::live(root),
-            ground: Some(ground::Config::live(root)),
+            host: Some(host::Config::live(root)),
             mesh: Some(mesh::Config::live(root)),
             tree: root.clone(),
             look: LOOK,
@@ -254,7 +254,7 @@ impl Service {
     fn controller(&self, roles: Roles, parts: &Parts) -> Controller {
         Controller {
             site: self.site(roles.networks),
-            ground: self.config.ground.clone(),
+            host: self.config.host.clone(),
             node: roles.node,
             look: self.config.look,
             consensus: self.consensus.clone(),
@@ -304,7 +304,7 @@ fn wanted(
 #[cfg(test)]
 mod tests {
     use polis_wire::rpc;
-    use polis_wire::rpc::client::Patience;
+    use polis_wire::rpc::client::Timeouts;
 
     use super::*;
 
@@ -385,7 +385,7 @@ mod tests {
             network,
             nodes,
             containerd,
-            client: Client::new(candidates, credentials.clone(), Patience::default()),
+            client: Client::new(candidates, credentials.clone(), Timeouts::default()),
             identity: access::Identity {
                 credentials,
                 access_list,

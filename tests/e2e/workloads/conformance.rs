@@ -1,31 +1,37 @@
 //! The conformance tests of Kubernetes with pods, by `cargo xtask conformance`.
 //!
 //! A story has a cluster, serves the images of the tests to it, and calls that command.
-//! One story founds a machine for the quickest of them. The command calls the other one,
-//! for the tests that a person selects and the cluster of `cargo xtask run --kubernetes`.
+//! One story founds a machine for the quickest of them, with networks of pods and Services of its
+//! own. The command calls the other one, for the tests that a person selects and the cluster of
+//! `cargo xtask run --kubernetes`.
 //!
 //! The command makes the images and selects the tests. It prints each test with its result, so
 //! the output of the story names those that failed.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
+use polis_proto::v1::cluster_configuration::StorageSecurityPolicy;
+use polis_proto::v1::{ClusterConfiguration, ClusterNetworks, NodeParameters};
+use polis_qemu::Config;
 use polis_tests::{Story, block_on, skip, story};
+use polis_wire::pod_network::Networks;
+use prost::Message as _;
 use serde_json::Value;
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::{TcpListener, TcpStream};
 
 use super::kubectl::Kubectl;
-use super::{ACCESS, large, takes_both_roles};
+use super::{ACCESS, IN_DEMO, large, takes_both_roles, visited};
 use crate::owner::Owner;
 use crate::registry::{self, Content, Server};
 use crate::suite;
-use crate::world::{World, home};
+use crate::world::{World, founding, home};
 
 /// The layout with the images of the tests.
 const IMAGES: &str = "POLIS_CONFORMANCE_IMAGES";
@@ -36,6 +42,10 @@ const CLUSTER: &str = "POLIS_CONFORMANCE_CLUSTER";
 const HOST: &str = "10.0.2.2";
 /// The registry in the names of the images.
 const REGISTRY: &str = "registry.k8s.io";
+/// The network of pods that the machine is founded with, with room for four nodes.
+const PODS: &str = "172.28.0.0/22";
+/// That of Services.
+const SERVICES: &str = "192.168.224.0/20";
 /// The media type of a blob that is not a manifest.
 const BLOB: &str = "application/octet-stream";
 
@@ -44,7 +54,7 @@ const BLOB: &str = "application/octet-stream";
 pub(crate) const STORIES: &[Story] = &[
     story!(the_quickest_tests_with_pods_pass_on_a_machine)
         .cluster()
-        .takes(360)
+        .takes(420)
         .at_most(Duration::from_secs(40 * 60)),
     story!(tests_with_pods_pass_on_a_cluster),
 ];
@@ -59,7 +69,9 @@ fn the_quickest_tests_with_pods_pass_on_a_machine() -> Result<()> {
         );
     };
     let owner = Owner::with_ports(&world.path("owner"), &[ACCESS])?;
-    let config = large(&world, &owner, world.bootstrap_config("")?)?;
+    let networks = Networks { pods: PODS.parse()?, services: SERVICES.parse()? };
+    let fw_cfg = world.fw_cfg(&parameters(networks).encode_to_vec())?;
+    let config = large(&world, &owner, Config { fw_cfg, ..world.bare("") })?;
     let mut machine = world.boot(&config)?;
     let founded = home(&mut machine)?;
     owner.take(&founded.ca)?;
@@ -67,7 +79,41 @@ fn the_quickest_tests_with_pods_pass_on_a_machine() -> Result<()> {
     let kubectl = Kubectl::of(&world, &owner)?;
     kubectl.serves()?;
     let operate = |args: &[&str]| owner.run(args).map(drop);
-    block_on(true, pass(&images, &world.path("kubeconfig"), operate))
+    block_on(true, pass(&images, &world.path("kubeconfig"), operate))?;
+    // The pods of the tests are gone. Those of the demo get their addresses in the same way.
+    visited(&kubectl, &founded.node)?;
+    has_addresses_of(networks, &kubectl)
+}
+
+/// Parameters that found a cluster with these networks.
+fn parameters(networks: Networks) -> NodeParameters {
+    let ClusterNetworks { pod_network, service_network } = networks.to_message();
+    founding(ClusterConfiguration {
+        storage_security_policy: StorageSecurityPolicy::NeedsInsecure.into(),
+        pod_network,
+        service_network,
+        ..ClusterConfiguration::default()
+    })
+}
+
+/// Checks that the pods and the Service of the demo have addresses of these networks, and the
+/// Service `kubernetes` the first one.
+fn has_addresses_of(networks: Networks, kubectl: &Kubectl) -> Result<()> {
+    let addresses = |what: &[&str], path: &str| -> Result<Vec<Ipv4Addr>> {
+        let output = format!("jsonpath={{{path}}}");
+        let printed = kubectl.run(&[what, &["--output", output.as_str()]].concat(), "")?;
+        let words = printed.split_whitespace();
+        words.map(|word| word.parse::<Ipv4Addr>().with_context(|| word.to_owned())).collect()
+    };
+    let pods = addresses(&["get", "pods", IN_DEMO], ".items[*].status.podIP")?;
+    let inside = pods.iter().all(|address| networks.pods.has(*address));
+    ensure!(inside && !pods.is_empty(), "the pods of the demo, in {PODS}, have {pods:?}");
+    let demo = addresses(&["get", "service", "demo", IN_DEMO], ".spec.clusterIP")?;
+    let inside = demo.iter().all(|address| networks.services.has(*address));
+    ensure!(inside && demo.len() == 1, "the Service of the demo, in {SERVICES}, has {demo:?}");
+    let first = addresses(&["get", "service", "kubernetes"], ".spec.clusterIP")?;
+    ensure!(first == [networks.first_service()], "the Service `kubernetes` has {first:?}");
+    Ok(())
 }
 
 fn tests_with_pods_pass_on_a_cluster() -> Result<()> {

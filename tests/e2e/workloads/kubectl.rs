@@ -8,8 +8,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
+use polis_qemu::deadline::{Deadline, receive};
 use polis_qemu::operator::finished;
-use polis_qemu::patience::{Deadline, receive};
 use polis_tests::workspace;
 
 use super::{KUBECTL, PART};

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use polis_qemu::Machine;
-use polis_qemu::patience::Deadline;
+use polis_qemu::deadline::Deadline;
 use polis_tests::{draws_all, pick, seed};
 
 use super::kubectl::Kubectl;

@@ -18,7 +18,7 @@ mod volumes;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use polis_qemu::patience::SLOWEST;
+use polis_qemu::deadline::SLOWEST;
 use polis_qemu::{Config, Error, Machine};
 use polis_tests::{Story, story};
 

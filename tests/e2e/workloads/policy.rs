@@ -7,7 +7,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use polis_qemu::patience::Deadline;
+use polis_qemu::deadline::Deadline;
 
 use super::IN_DEMO;
 use super::kubectl::Kubectl;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use polis_qemu::patience::Deadline;
+use polis_qemu::deadline::Deadline;
 use polis_qemu::{Event, Machine};
 
 use super::PART;

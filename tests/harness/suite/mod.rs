@@ -29,7 +29,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
-use polis_qemu::patience::Deadline;
+use polis_qemu::deadline::Deadline;
 
 pub use self::story::{IntoResult, Sample, Skip, Story, Suite, block_on, skip};
 

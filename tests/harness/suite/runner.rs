@@ -15,7 +15,7 @@
 //!
 //! Invariants:
 //! - The runner signals only a group whose leader it has started and not reaped.
-//! - A deadline counts by the clock of `polis_qemu::patience`, for the story and all its
+//! - A deadline counts by the clock of `polis_qemu::deadline`, for the story and all its
 //!   descendants.
 //!
 //! The result of a story has its wall time and the processor time of the story and of all
@@ -33,7 +33,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
-use polis_qemu::patience::{Clock, STEP};
+use polis_qemu::deadline::{Clock, STEP};
 use polis_qemu::processor;
 use polis_qemu::scratch::Scratch;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};

@@ -6,12 +6,12 @@ use ratatui::text::Line;
 use super::load::Chart;
 use super::naming::{called_by_id, name_of, short};
 use super::{Content, WIDE};
-use crate::snapshot::{Bucket, Etcd, Member, MemberStatus, Past, Snapshot, Snapshots};
+use crate::snapshot::{Bucket, Etcd, History, Member, MemberStatus, Snapshot, Snapshots};
 use crate::text::{ago, bytes, clean, count, cut, duration, micros, name, plural, wrap};
 use crate::theme::{ATTENTION, BUSY, DIM, Mark, PLAIN, STRONG};
 use crate::widgets::block::{blank, title, titled};
 use crate::widgets::headline::{INDENT, command, headline, note};
-use crate::widgets::{Row, life};
+use crate::widgets::{Row, gauge};
 
 /// Columns after the name: standing, lag, round trip, database.
 const STANDING: usize = 25;
@@ -50,7 +50,7 @@ const STOPPED: &str = "This node's member is stopped; the state of the others is
 const STARTING: &str = "This node's member is starting; the state of the others is not known yet.";
 const LEARNING: &str = "This node's member is a learner: it votes once it has caught up.";
 const ASKING: &str = "The connections to the other voters are not known yet.";
-const UNTOLD: &str = "The connections to the other voters are not known: their nodes answer, but \
+const UNKNOWN: &str = "The connections to the other voters are not known: their nodes answer, but \
                       etcd here does not report its connections.";
 const FULL: &str = "at 100 % etcd accepts no writes. Remove what the cluster does not need, such \
                     as old objects of Kubernetes.";
@@ -153,8 +153,8 @@ impl Columns {
 }
 
 /// The charts of the recent past, where there is room.
-fn past(past: &Past, width: usize) -> Vec<Line<'static>> {
-    let Past { pace, commit, elections, db_size } = past;
+fn past(past: &History, width: usize) -> Vec<Line<'static>> {
+    let History { pace, commit, elections, db_size } = past;
     if width < WIDE || commit.is_empty() {
         return Vec::new();
     }
@@ -199,8 +199,8 @@ pub(crate) fn may_answer_anew(old: &Snapshot, new: &Snapshot) -> bool {
     let (Some(old), Some(new)) = (&old.etcd, &new.etcd) else { return old.etcd != new.etcd };
     let read = |it: &Etcd| (it.quorum, it.survives, it.members.len(), nearly_full(it));
     let differ = |(old, new): (&Member, &Member)| {
-        (&old.name, old.standing, old.own, old.answers, is_untold(old))
-            != (&new.name, new.standing, new.own, new.answers, is_untold(new))
+        (&old.name, old.standing, old.own, old.answers, is_unreported(old))
+            != (&new.name, new.standing, new.own, new.answers, is_unreported(new))
     };
     read(old) != read(new)
         || (&old.state, &old.alarms) != (&new.state, &new.alarms)
@@ -234,7 +234,7 @@ fn classify(etcd: &Etcd, snapshot: &Snapshot) -> (Mark, String) {
         _ if all == 0 => (Mark::Busy, format!("This member is {}.", name(&etcd.state))),
         _ if !etcd.quorum => (Mark::Bad, NO_QUORUM.to_owned()),
         ("learner", _) => (Mark::Busy, LEARNING.to_owned()),
-        (_, None) if voters(etcd).any(is_untold) => (Mark::Attention, UNTOLD.to_owned()),
+        (_, None) if voters(etcd).any(is_unreported) => (Mark::Attention, UNKNOWN.to_owned()),
         (_, None) => (Mark::Busy, ASKING.to_owned()),
         (_, Some(0)) if silent.is_empty() && all == 1 => {
             // A machine on its own needs no other member.
@@ -280,7 +280,7 @@ fn nearly_full(etcd: &Etcd) -> Option<u8> {
 }
 
 /// Whether the node of a member answered when etcd's own account was not available.
-fn is_untold(member: &Member) -> bool {
+fn is_unreported(member: &Member) -> bool {
     member.answers.is_none() && member.round_trip.is_some()
 }
 
@@ -394,7 +394,7 @@ fn rows(
         (MemberStatus::Learner { caught_up: Some(percent) }, Some(true)) => {
             let percent = percent.min(100);
             let row = Row::default().put(mark.style(), "learner ");
-            life::share(row, LEARNER, BUSY, percent, None)
+            gauge::share(row, LEARNER, BUSY, percent, None)
                 .put(mark.style(), &format!(" {percent} %"))
         }
         _ => Row::default().put(mark.style(), &words),
@@ -438,7 +438,7 @@ fn facts(etcd: &Etcd, width: usize) -> Vec<Line<'static>> {
     if let Some(percent) = used(etcd) {
         let style = if percent < DB_FULL { Mark::Good } else { Mark::Attention }.style();
         let left = width.saturating_sub(size.used() + TEXT).min(BAR_MAX);
-        size = life::share(size, left, style, percent, Some(DB_FULL)).gap(1);
+        size = gauge::share(size, left, style, percent, Some(DB_FULL)).gap(1);
         text = format!("{text} of {}, {percent} %", bytes(etcd.db_quota));
     }
     if etcd.db_used > 0 {

@@ -10,7 +10,7 @@ use crate::text::{bytes, duration, plural, width as cells};
 use crate::theme::{BUSY, DIM, Mark, PLAIN, STRONG};
 use crate::widgets::block::{blank, title, titled};
 use crate::widgets::chart::{ceiling, chart};
-use crate::widgets::{Row, life};
+use crate::widgets::{Row, gauge};
 
 /// From here on, two units are exact enough.
 const MINUTE: Duration = Duration::from_secs(60);
@@ -209,7 +209,7 @@ fn bar(name: &str, percent: u8, mark: Option<Mark>, total: u64, width: usize) ->
     let row = named(name, mark).put(PLAIN, &format!(" {percent} %")).gap(1);
     let row = row.to(NAME);
     let bar = width.saturating_sub(row.used() + cells(&text)).min(BAR_MAX);
-    life::share(row, bar, mark.unwrap_or(Mark::Good).style(), percent, None).put(DIM, &text)
+    gauge::share(row, bar, mark.unwrap_or(Mark::Good).style(), percent, None).put(DIM, &text)
 }
 
 /// Column of a name with its percents, one apart.

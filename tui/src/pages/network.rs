@@ -60,7 +60,7 @@ pub(crate) fn content(snapshot: &Snapshot, width: usize) -> Content {
 pub(crate) fn answer(snapshot: &Snapshot) -> (Mark, String) {
     let (mut mark, mut text) = reached(snapshot);
     let Network { faults, interfaces, .. } = &snapshot.network;
-    let lost: Vec<_> = interfaces.iter().filter_map(|it| Some((it, missed_by(it)?))).collect();
+    let lost: Vec<_> = interfaces.iter().filter_map(|it| Some((it, degraded_bond(it)?))).collect();
     let lost = match lost.as_slice() {
         [] => None,
         [(member, bond)] => {
@@ -80,7 +80,7 @@ pub(crate) fn answer(snapshot: &Snapshot) -> (Mark, String) {
 }
 
 /// The bond that goes without this member, since it has no carrier.
-fn missed_by(interface: &Interface) -> Option<&str> {
+fn degraded_bond(interface: &Interface) -> Option<&str> {
     interface.bond.as_deref().filter(|_| !interface.carrier)
 }
 
@@ -129,9 +129,9 @@ fn plain(address: &Address) -> &str {
 /// One interface: its kind, its addresses, and its traffic.
 fn block(interface: &Interface, width: usize) -> Vec<Line<'static>> {
     let unused = "does not use it: check cable and switch";
-    let missed = missed_by(interface).map(|bond| format!("no carrier, {} {unused}", name(bond)));
+    let lost = degraded_bond(interface).map(|bond| format!("no carrier, {} {unused}", name(bond)));
     let (mark, state) = match (interface.carrier, interface.addresses.is_empty()) {
-        (false, _) => match &missed {
+        (false, _) => match &lost {
             Some(state) => (Mark::Attention, state.as_str()),
             None => (Mark::Idle, "no carrier: check cable and switch"),
         },

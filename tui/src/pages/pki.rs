@@ -10,7 +10,7 @@ use crate::text::{ago, clean, count, plural, width as cells, wrap};
 use crate::theme::{DIM, Mark, PLAIN, STRONG};
 use crate::widgets::block::{blank, title};
 use crate::widgets::headline::{INDENT, headline};
-use crate::widgets::{Row, life};
+use crate::widgets::{Row, gauge};
 
 /// Columns of what ends: two dates and the days that are left.
 const DATE: usize = 11;
@@ -259,7 +259,7 @@ impl Columns {
         let mark = mark(it.days_left, DAYS_FOR_A_PERSON);
         let name = Row::default().put(STRONG, &it.name);
         let row = self.row(mark, name, BY_HAND, &it.ends, it.days_left);
-        let mut lines = vec![life::share(row, self.bar, mark.style(), it.used, None).line()];
+        let mut lines = vec![gauge::share(row, self.bar, mark.style(), it.used, None).line()];
         let branch = if signed { "│" } else { "" };
         let mut fact = |what: &str, style: Style, text: &str| {
             let left = width.saturating_sub(2 * INDENT + FACT);
@@ -293,7 +293,7 @@ impl Columns {
         let renews = it.renews.as_deref().unwrap_or(BY_HAND);
         let row = self.row(mark, name, renews, &it.ends, it.days_left);
         let renewal = it.renews.as_ref().map(|_day| it.renew_at);
-        life::share(row, self.bar, mark.style(), it.used, renewal).line()
+        gauge::share(row, self.bar, mark.style(), it.used, renewal).line()
     }
 }
 

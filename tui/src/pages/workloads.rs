@@ -13,7 +13,7 @@ use crate::text::{bytes, clean, count, cut, duration, name, plural, width as cel
 use crate::theme::{ATTENTION, DIM, Mark, PLAIN, STRONG};
 use crate::widgets::block::{blank, title, titled};
 use crate::widgets::headline::{INDENT, command, hanging, headline, note};
-use crate::widgets::{Row, life};
+use crate::widgets::{Row, gauge};
 
 /// Columns of a part after its name: state, restarts, how long.
 const PART: usize = 22;
@@ -332,7 +332,7 @@ fn amount(
     let (row, text) = match percent {
         None => (row, format!("{} in use, no limit", say(used))),
         Some(percent) => {
-            let row = life::share(row, bar, mark.style(), percent, Some(FULL));
+            let row = gauge::share(row, bar, mark.style(), percent, Some(FULL));
             let text = format!("{} of {}, {percent} %", say(used), say(limit));
             (row.gap(usize::from(bar > 0)), text)
         }

@@ -7,8 +7,9 @@ use super::{
     stage, used, wave,
 };
 use crate::snapshot::{
-    Authority, Certificate, Crl, Etcd, Health, Interface, Member, MemberStatus, Metrics, Network,
-    Node, NodeState, Nodes, Past, Pki, Severity, Snapshot, Snapshots, StageState, Taken, Workloads,
+    Authority, Certificate, Crl, Etcd, Health, History, Interface, Member, MemberStatus, Metrics,
+    Network, Node, NodeState, Nodes, Pki, Severity, Snapshot, Snapshots, StageState, Taken,
+    Workloads,
 };
 
 /// The services of a node that votes, without those that only a boot needs.
@@ -40,7 +41,7 @@ const SERVICES: [(u16, &str); 36] = [
     (2, "leader"),
     (1, "logs"),
     (1, "management"),
-    (2, "face"),
+    (2, "certificate"),
     (2, "grpc"),
     (2, "metrics"),
     (1, "names"),
@@ -201,7 +202,7 @@ fn etcd() -> Etcd {
         alarms: Vec::new(),
         quorum: true,
         survives: Some(1),
-        past: Past {
+        past: History {
             pace: Duration::from_secs(120),
             commit: wave(2_100, 6_900, 15)[..30].to_vec(),
             elections: (0..30).map(|at| u64::from(at == 11)).collect(),

@@ -37,7 +37,7 @@ pub struct Etcd {
     /// quorum, or where it is not known of every voter whether it answers.
     pub survives: Option<u32>,
     /// The recent past of this member; empty before its first sample.
-    pub past: Past,
+    pub past: History,
     /// The snapshots of etcd on the disk of this node, once it has looked.
     pub snapshots: Option<Snapshots>,
     /// Where they go outside of the cluster, while this node sends them.
@@ -89,7 +89,7 @@ pub struct Taken {
 /// The recent past of a member. Each list has the newest sample last.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Past {
+pub struct History {
     /// Time between two samples.
     #[serde(with = "time")]
     pub pace: Duration,

@@ -33,7 +33,7 @@ use serde::{Deserialize, Serialize};
 
 pub use self::boot::{Stage, StageState};
 pub use self::cluster::{Health, Node, NodeState, Nodes, Update, UpdateState};
-pub use self::etcd::{Bucket, Etcd, Member, MemberStatus, Past, Snapshots, Taken};
+pub use self::etcd::{Bucket, Etcd, History, Member, MemberStatus, Snapshots, Taken};
 pub use self::logs::{LogEntry, Logs, Severity};
 pub use self::metrics::Metrics;
 pub use self::network::{Address, Change, Interface, Network};

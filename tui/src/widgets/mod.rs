@@ -3,8 +3,8 @@
 pub(crate) mod block;
 pub(crate) mod chart;
 pub(crate) mod dialog;
+pub(crate) mod gauge;
 pub(crate) mod headline;
-pub(crate) mod life;
 pub(crate) mod row;
 pub(crate) mod timeline;
 pub(crate) mod window;

@@ -42,7 +42,7 @@ const PLACES: [Place; 4] = [
     },
     Place {
         name: "init",
-        file: "src/init/src/off.rs",
+        file: "src/init/src/shutdown.rs",
         package: "polis-init",
         program: "init",
         goal: 54.0,

@@ -83,7 +83,7 @@ fn full(table: &mut Table, args: &Args, stop: &Stop) -> Result<()> {
     }
     table.rows.push(same);
     if args.cold {
-        let kept = Aside::new("target/go")?;
+        let kept = MovedAway::new("target/go")?;
         let mut cold = Row::new("full, cold with all downloaded, after cargo", "s");
         cold.values.push(cold_build(Variant::Full)?);
         table.rows.push(cold);
@@ -105,12 +105,13 @@ fn full(table: &mut Table, args: &Args, stop: &Stop) -> Result<()> {
 }
 
 /// The bytes of an image by part.
-fn sizes(variant: &str, manifest: &Manifest, goal: f64) -> [Row; 6] {
+fn sizes(variant: &str, manifest: &Manifest, goal: f64) -> [Row; 7] {
     let sizes = manifest.sizes;
     let all = sizes.uki + sizes.erofs + sizes.verity;
     [
         ("kernel", sizes.kernel, None),
         ("initramfs", sizes.initramfs, None),
+        ("microcode", sizes.microcode, None),
         ("unified kernel image, on the ESP", sizes.uki, None),
         ("system, file system", sizes.erofs, None),
         ("system, hash tree", sizes.verity, None),
@@ -133,12 +134,12 @@ fn with_changed_line(run: u32) -> Result<f64> {
 
 /// A folder that is out of the way until this value is dropped: it has programs that no image
 /// build makes again.
-struct Aside {
+struct MovedAway {
     place: PathBuf,
     kept: PathBuf,
 }
 
-impl Aside {
+impl MovedAway {
     fn new(folder: &str) -> Result<Self> {
         let (place, kept) = (workspace().join(folder), workspace().join("target/bench/aside"));
         fs::rename(&place, &kept).with_context(|| format!("cannot move {}", place.display()))?;
@@ -146,7 +147,7 @@ impl Aside {
     }
 }
 
-impl Drop for Aside {
+impl Drop for MovedAway {
     fn drop(&mut self) {
         let removed = match fs::remove_dir_all(&self.place) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use polis_image::{Inspection, Manifest, Signature, System};
+use polis_image::{Inspection, Manifest, Microcode, Signature, System};
 
 pub(super) fn report(manifest: &Manifest, file: &Path, sha256: &str) {
     let sizes = &manifest.sizes;
@@ -10,6 +10,7 @@ pub(super) fn report(manifest: &Manifest, file: &Path, sha256: &str) {
     println!("bytes by part:");
     line("kernel", sizes.kernel);
     line("initramfs", sizes.initramfs);
+    line("microcode", sizes.microcode);
     line("unified kernel image", sizes.uki);
     line("system, erofs", sizes.erofs);
     line("system, hash tree", sizes.verity);
@@ -21,6 +22,23 @@ pub(super) fn report(manifest: &Manifest, file: &Path, sha256: &str) {
     }
     println!("image {} ({})", manifest.image_version, file.display());
     println!("sha256 {sha256}");
+}
+
+fn print_microcode(microcode: &[Microcode]) {
+    if microcode.is_empty() {
+        println!("microcode: none");
+    }
+    for Microcode { vendor, bytes, updates, version } in microcode {
+        let (package, version) = (vendor.package(), version.as_deref().unwrap_or("unknown"));
+        match updates {
+            Ok(updates) => {
+                println!(
+                    "microcode of {vendor}: {updates} updates, {bytes} bytes, {package} {version}"
+                );
+            }
+            Err(fault) => println!("microcode of {vendor}: DAMAGED ({fault})"),
+        }
+    }
 }
 
 fn digits(bytes: &[u8]) -> String {
@@ -47,6 +65,7 @@ pub(super) fn print(inspection: &Inspection) {
         Some(version) => println!("etcd {version}"),
         None => println!("etcd unknown"),
     }
+    print_microcode(&inspection.microcode);
     println!("command line: {}", inspection.cmdline);
     match inspection.parameters {
         Some(length) => println!("parameters on the ESP: {length} bytes"),

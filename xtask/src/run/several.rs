@@ -39,7 +39,7 @@ use polis_qemu::line::Line;
 use polis_qemu::{Fleet, Image, Operator};
 
 use crate::kubernetes::{self, Deployment};
-use crate::link::Desk;
+use crate::link::Server;
 use crate::run::{self, Args, STOP_MAX, kept};
 use crate::{image, operator, terminal};
 
@@ -177,9 +177,9 @@ impl Plan {
     }
 
     /// Lets `cargo xtask link` cut, delay and repair the links of `fleet`.
-    fn links(&self, fleet: &Fleet) -> Result<Desk> {
+    fn links(&self, fleet: &Fleet) -> Result<Server> {
         let nodes = u8::try_from(self.machines.len())?;
-        Desk::open(&self.dir, fleet.segment.links(), nodes)
+        Server::open(&self.dir, fleet.segment.links(), nodes)
     }
 
     /// Boots all machines, and waits until each has its final role. `first` receives the

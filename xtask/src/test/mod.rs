@@ -10,7 +10,7 @@
 //! Tests that cannot run on this host are listed with the reason: a missing tool, or a
 //! device that QEMU lacks.
 
-mod behind;
+mod background;
 mod prometheus;
 mod report;
 mod selection;
@@ -29,7 +29,7 @@ use anyhow::{Context as _, Result, ensure};
 use polis_image::{Kind, Variant};
 use polis_tests::{ALL, SEED, draws_all};
 
-use self::behind::Behind;
+use self::background::Background;
 use self::report::Report;
 use self::selection::{Part, Wanted};
 use crate::image::Packages;
@@ -126,17 +126,17 @@ pub(crate) fn run(args: Args) -> Result<()> {
     }
     let mut report = Report::default();
     // Beside at least one other part, or it would only be slower.
-    let behind = wanted(Part::Kube) && parts.len() > 1;
+    let background = wanted(Part::Kube) && parts.len() > 1;
     let (mut suite, mut programs) = (None, None);
-    if behind {
+    if background {
         // Dropped when the first build ends.
         let (first, ended) = mpsc::channel::<()>();
-        suite = Some(Behind::begin(move || {
+        suite = Some(Background::begin(move || {
             let _first = first;
             image::suite()
         }));
         programs = wanted(Part::E2e).then(|| {
-            Behind::begin(move || {
+            Background::begin(move || {
                 let _ended = ended.recv();
                 image::workload_programs()
             })
@@ -228,7 +228,7 @@ fn quick(filter: Option<&str>) -> Command {
 
 /// The stories of the control plane of Kubernetes, and the conformance tests that need no pod.
 /// A host without a way to Go's modules skips them.
-fn kube(report: &mut Report, stories: &Stories<'_>, begun: Option<Behind>) -> Result<()> {
+fn kube(report: &mut Report, stories: &Stories<'_>, begun: Option<Background>) -> Result<()> {
     let mut cannot = None;
     let built = report.call("kubernetes", || {
         let built = match begun {
@@ -278,12 +278,12 @@ fn before_kube(now: Instant, until: Instant) -> Instant {
 
 /// Whether the programs of an image with Kubernetes are there and nothing builds them just now. A
 /// cold build takes 27 minutes of processor time, so no test waits for one.
-fn has_workload_programs(report: &mut Report, behind: Option<Behind>) -> bool {
-    if let Some(behind) = behind {
-        if !behind.is_over() {
+fn has_workload_programs(report: &mut Report, background: Option<Background>) -> bool {
+    if let Some(background) = background {
+        if !background.is_over() {
             return false;
         }
-        if let Err(error) = behind.wait(None) {
+        if let Err(error) = background.wait(None) {
             if !no_way_to_modules(&error) {
                 report.call("programs", || Err(error));
             }
@@ -303,8 +303,8 @@ fn no_way_to_modules(error: &anyhow::Error) -> bool {
 fn machines(
     report: &mut Report,
     stories: &Stories<'_>,
-    suite: Option<&Behind>,
-    programs: Option<Behind>,
+    suite: Option<&Background>,
+    programs: Option<Background>,
 ) -> Result<()> {
     let folder = image::workspace().join(STORIES);
     if folder.exists() {
@@ -341,7 +341,7 @@ fn machines(
     };
     // Behind the builds: it says how much time is left. Without its programs, `kube` would spend
     // its share on them, or be skipped.
-    let built = suite.is_some_and(Behind::is_over) && image::go_program("kube").is_file();
+    let built = suite.is_some_and(Background::is_over) && image::go_program("kube").is_file();
     let until = match built {
         true => stories.until.map(|until| before_kube(Instant::now(), until)),
         false => stories.until,

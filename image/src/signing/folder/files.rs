@@ -62,8 +62,8 @@ fn parent(folder: &Path) -> &Path {
 }
 
 /// Gives the finished folder its name. The kernel replaces an empty folder, and nothing else.
-pub(super) fn appear(aside: &Path, folder: &Path) -> Result<(), Error> {
-    match fs::rename(aside, folder) {
+pub(super) fn appear(draft: &Path, folder: &Path) -> Result<(), Error> {
+    match fs::rename(draft, folder) {
         Err(error)
             if matches!(
                 error.kind(),

@@ -150,14 +150,14 @@ impl Keys {
         ensure_free(folder)?;
         let mut name = folder.file_name().unwrap_or_default().to_owned();
         name.push(format!(".new-{}", std::process::id()));
-        let aside = folder.with_file_name(name);
-        let made = fs::DirBuilder::new().mode(0o700).create(&aside);
-        made.map_err(at("make", &aside))?;
-        let outcome = self.fill(&aside, passphrase).and_then(|()| appear(&aside, folder));
+        let draft = folder.with_file_name(name);
+        let made = fs::DirBuilder::new().mode(0o700).create(&draft);
+        made.map_err(at("make", &draft))?;
+        let outcome = self.fill(&draft, passphrase).and_then(|()| appear(&draft, folder));
         if outcome.is_err() {
             // The unfinished folder is useless; a failure to remove it changes nothing for
             // the caller.
-            fs::remove_dir_all(&aside).unwrap_or_default();
+            fs::remove_dir_all(&draft).unwrap_or_default();
         }
         outcome
     }

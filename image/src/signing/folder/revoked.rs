@@ -51,9 +51,9 @@ pub fn revoke(
     let owner = variables::owner(&signer(folder, Purpose::Platform)?);
     let update = revoked.update(&exchange, &owner, clock::now())?;
     let path = folder.join(DBX.file());
-    let aside = folder.join(format!("{}.new-{}", DBX.file(), std::process::id()));
-    write(&aside, &update, 0o644)?;
-    fs::rename(&aside, &path).map_err(at("write", &path))?;
+    let draft = folder.join(format!("{}.new-{}", DBX.file(), std::process::id()));
+    write(&draft, &update, 0o644)?;
+    fs::rename(&draft, &path).map_err(at("write", &path))?;
     sync(folder)?;
     Ok(added)
 }

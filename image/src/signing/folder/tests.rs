@@ -57,14 +57,14 @@ fn a_folder_with_content_and_another_file_are_left_alone() {
     fs::write(&file, "x").unwrap();
     fs::create_dir(parent.path().join("empty")).unwrap();
     std::os::unix::fs::symlink("empty", &link).unwrap();
-    let aside = parent.path().join("aside");
-    fs::create_dir(&aside).unwrap();
+    let draft = parent.path().join("draft");
+    fs::create_dir(&draft).unwrap();
     for path in [&full, &file, &link] {
         let taken = keys().store(path, &passphrase("x")).unwrap_err();
         assert!(matches!(taken, Error::Taken { .. }), "{taken}");
         assert!(taken.help().unwrap().contains("an empty one"));
         // Also where it appears while the keys are made.
-        let taken = appear(&aside, path).unwrap_err();
+        let taken = appear(&draft, path).unwrap_err();
         assert!(matches!(taken, Error::Taken { .. }), "{taken}");
     }
     assert_eq!(fs::read_to_string(full.join("mine")).unwrap(), "x");

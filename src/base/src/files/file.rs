@@ -74,7 +74,7 @@ impl Drop for Turn<'_> {
 
 /// How a file is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
+enum WriteMode {
     /// A new file takes the name of the old one.
     Replaced,
     /// See [`in_place`].
@@ -91,18 +91,30 @@ pub struct File {
     /// The group that may read it, beside root.
     group: Group,
     size_max: u64,
-    way: Way,
+    write_mode: WriteMode,
 }
 
 impl File {
     /// A file for the node alone.
     pub fn private(path: PathBuf) -> Self {
-        Self { path, mode: 0o600, group: Group::Root, size_max: SIZE_MAX, way: Way::Replaced }
+        Self {
+            path,
+            mode: 0o600,
+            group: Group::Root,
+            size_max: SIZE_MAX,
+            write_mode: WriteMode::Replaced,
+        }
     }
 
     /// A file that child processes of any user may read.
     pub fn public(path: PathBuf) -> Self {
-        Self { path, mode: 0o644, group: Group::Root, size_max: SIZE_MAX, way: Way::Replaced }
+        Self {
+            path,
+            mode: 0o644,
+            group: Group::Root,
+            size_max: SIZE_MAX,
+            write_mode: WriteMode::Replaced,
+        }
     }
 
     /// A file of the ESP that the node or `init` writes.
@@ -112,13 +124,13 @@ impl File {
             mode: 0o600,
             group: Group::Root,
             size_max: in_place::CONTENT_MAX as u64,
-            way: Way::InPlace,
+            write_mode: WriteMode::InPlace,
         }
     }
 
     /// A file of the ESP that a person puts there.
     pub(super) fn given(path: PathBuf, size_max: u64) -> Self {
-        Self { path, mode: 0o600, group: Group::Root, size_max, way: Way::Given }
+        Self { path, mode: 0o600, group: Group::Root, size_max, write_mode: WriteMode::Given }
     }
 
     /// The same file, which this group may read too.
@@ -149,7 +161,7 @@ impl File {
     ///
     /// [`Error`] if an existing file cannot be read whole.
     pub fn read(&self) -> Result<Option<Vec<u8>>, Error> {
-        if self.way != Way::InPlace {
+        if self.write_mode != WriteMode::InPlace {
             return self.read_plain();
         }
         match in_place::read(&self.path) {
@@ -209,7 +221,7 @@ impl File {
             return Err(Error::TooLarge { path: self.path.clone(), size_max: self.size_max });
         }
         let _turn = Turn::of(&self.path);
-        if self.way == Way::InPlace {
+        if self.write_mode == WriteMode::InPlace {
             return in_place::write(&self.path, Some(content));
         }
         let directory = self.path.parent().unwrap_or(Path::new("/"));
@@ -235,13 +247,13 @@ impl File {
     ///
     /// [`Error`] if the kernel refuses.
     pub fn erase(&self) -> Result<(), Error> {
-        if self.way == Way::InPlace {
+        if self.write_mode == WriteMode::InPlace {
             return self.remove();
         }
         let turn = Turn::of(&self.path);
         self.overwrite()?;
         drop(turn);
-        if self.way == Way::Given { Ok(()) } else { self.remove() }
+        if self.write_mode == WriteMode::Given { Ok(()) } else { self.remove() }
     }
 
     /// Zeros over content that was written here; never a larger file.
@@ -299,7 +311,7 @@ impl File {
     ///
     /// [`Error`] if the kernel refuses.
     pub fn remove(&self) -> Result<(), Error> {
-        if self.way == Way::InPlace {
+        if self.write_mode == WriteMode::InPlace {
             let _turn = Turn::of(&self.path);
             return in_place::write(&self.path, None);
         }

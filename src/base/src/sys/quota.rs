@@ -4,7 +4,7 @@
 //! counts the blocks and the inodes of a project, rejects what exceeds its limits with
 //! `ENOSPC`, and answers `statfs` below such a directory with the limits as the size.
 //!
-//! What this module does not do: choose projects and limits (`workload::ground` of the
+//! What this module does not do: choose projects and limits (`workload::host` of the
 //! node), or give a project to files that exist already.
 
 use std::fs::File;

@@ -47,7 +47,7 @@ use polis_runtime::event::until;
 use polis_runtime::save::Save as _;
 use polis_runtime::supervisor::{Context, blocking};
 use polis_wire::identity::{NodeId, NodeKey};
-use polis_wire::rpc::client::{Candidate, Channel, Client, Patience};
+use polis_wire::rpc::client::{Candidate, Channel, Client, Timeouts};
 
 /// How long a boot waits for a curator. A lease of an address, and an election, take less.
 pub(super) const PATIENCE: Duration = Duration::from_secs(if cfg!(test) { 8 } else { 60 });
@@ -106,7 +106,7 @@ impl<C: Consensus> Service<C> {
         self.address(ctx).await?;
         let files = self.config.root.data.node.credentials.clone();
         let certified = match blocking(move || credentials::read(&files)).await {
-            Ok(own) => Some(Client::fixed(others.clone(), own, Patience::default())),
+            Ok(own) => Some(Client::fixed(others.clone(), own, Timeouts::default())),
             Err(error) => {
                 let error = &error as &dyn std::error::Error;
                 warn!(error, "no certificate to ask with: asking by a key of this node alone");

@@ -29,7 +29,7 @@ use tracing::{debug, info, warn};
 
 use super::credentials;
 use super::hints::Hints;
-use super::parting::{Membership, RETRY, TRUST, membership, part};
+use super::member_removal::{Membership, RETRY, TRUST, membership, remove_member};
 use super::probe::Step;
 use super::sealed::Sealed;
 use super::service::Consensus;
@@ -44,12 +44,12 @@ use polis_base::sys::reboot::Reason;
 use polis_runtime::supervisor::{Context, blocking};
 use polis_wire::identity::{Identity, NodeId};
 use polis_wire::node_roles::is_consensus_member;
-use polis_wire::rpc::client::{Channel, Client, Patience, Repeat, candidates};
+use polis_wire::rpc::client::{Channel, Client, Repeat, Timeouts, candidates};
 use polis_wire::rpc::is_removal;
 
 /// The deadline of one question.
-const PATIENCE: Patience =
-    Patience { attempt: Duration::from_secs(5), total: Duration::from_secs(10) };
+const TIMEOUTS: Timeouts =
+    Timeouts { attempt: Duration::from_secs(5), total: Duration::from_secs(10) };
 /// A killed process ends within that.
 const KILLED: Duration = Duration::from_secs(1);
 
@@ -176,7 +176,7 @@ impl<C: Consensus> Service<C> {
         self.orders.send_replace(None);
         sleep(KILLED).await;
         let data = self.config.root.data.clone();
-        Ok(blocking(move || part(&data)).await?)
+        Ok(blocking(move || remove_member(&data)).await?)
     }
 }
 
@@ -268,7 +268,7 @@ async fn ask(
     if others.is_empty() {
         return Ok(None);
     }
-    let client = Client::fixed(others, credentials, PATIENCE);
+    let client = Client::fixed(others, credentials, TIMEOUTS);
     let call = |channel: Channel| async move {
         let request = v1::WatchRequest { node_id: own.to_string() };
         let mut hints = CuratorClient::new(channel).watch(request).await?.into_inner();

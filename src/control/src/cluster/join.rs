@@ -26,7 +26,7 @@ use super::unlock::disk::Found;
 use super::unlock::firmware::{Outcome, seal_again};
 use super::unlock::sealer::{Binding, Guarded};
 use super::unlock::{Keys, Unlocker};
-use super::{KeyStatus, Service, parting, remote_unlock};
+use super::{KeyStatus, Service, member_removal, remote_unlock};
 use crate::consensus::{self, Start};
 use crate::curator::Store;
 use polis_base::files;
@@ -233,7 +233,7 @@ impl<C: Consensus> Service<C> {
     async fn was_member_of_etcd(&self) -> Result<bool, Error> {
         let data = self.config.root.data.clone();
         blocking(move || {
-            if parting::finish(&data)? {
+            if member_removal::finish(&data)? {
                 info!("removed the data of an etcd member that the cluster removed");
                 return Ok(false);
             }

@@ -20,7 +20,7 @@
 //! approval    the wait for an operator's approval
 //! returning   a new certificate for a node whose own ended while it was off
 //! remote      questions to its curators
-//! parting     what a member of etcd leaves behind, and the way back from half of it
+//! member_removal  the data of a removed etcd member, and the end of a removal that was cut off
 //! disown      the end of a membership
 //! confirm     whether the cluster has removed a node that the parameters say to wipe
 //! peers       where the other nodes are                   a service
@@ -49,8 +49,8 @@ mod error;
 mod hints;
 mod join;
 pub mod journal;
+mod member_removal;
 mod membership;
-mod parting;
 mod partition;
 pub mod peers;
 mod probe;
@@ -69,7 +69,7 @@ use polis_wire::identity::{Fingerprint, NodeId};
 use polis_wire::node_roles::Role;
 
 pub use self::error::Error;
-pub use self::parting::{Membership, RETRY, TRUST, Vote, membership, part};
+pub use self::member_removal::{Membership, RETRY, TRUST, Vote, membership, remove_member};
 pub use self::probe::{Interrupted, Probe, Step};
 pub use self::service::{Config, Consensus, Service};
 pub use self::state::State;
@@ -124,6 +124,7 @@ impl Status {
 mod tests {
     use std::collections::BTreeMap;
     use std::sync::Mutex;
+    use std::sync::mpsc::Receiver;
 
     use zeroize::Zeroizing;
 
@@ -213,6 +214,8 @@ mod tests {
         pub(super) machine: Mutex<Tpms>,
         /// The policy key that signed the running system.
         pub(super) signer: Mutex<Vec<u8>>,
+        /// Until the other end is gone, the next question for its keys hangs.
+        pub(super) hangs: Mutex<Option<Receiver<()>>>,
     }
 
     /// The TPM of a machine.
@@ -225,7 +228,8 @@ mod tests {
 
     impl Default for FakeTpm {
         fn default() -> Self {
-            Self { machine: Mutex::new(Tpms::One(1, 1)), signer: Mutex::default() }
+            let machine = Mutex::new(Tpms::One(1, 1));
+            Self { machine, signer: Mutex::default(), hangs: Mutex::default() }
         }
     }
 
@@ -275,6 +279,10 @@ mod tests {
         }
 
         fn keys(&self) -> Result<Keys, tpm::Error> {
+            let hangs = self.hangs.lock().unwrap().take();
+            if let Some(hangs) = hangs {
+                hangs.recv().unwrap_err();
+            }
             Err(tpm::Error::Absent)
         }
 

@@ -31,12 +31,12 @@ use polis_wire::pki::Authorities;
 use polis_wire::rpc::Credentials;
 use polis_wire::rpc::REASON;
 use polis_wire::rpc::client::{
-    Candidate, Channel, Client, DialError, Expect, Patience, Repeat, Trust, dial,
+    Candidate, Channel, Client, DialError, Expect, Repeat, Timeouts, Trust, dial,
 };
 
 /// The deadline of one question, which includes finding the leader.
-const PATIENCE: Patience =
-    Patience { attempt: Duration::from_secs(10), total: Duration::from_secs(15) };
+const TIMEOUTS: Timeouts =
+    Timeouts { attempt: Duration::from_secs(10), total: Duration::from_secs(15) };
 /// The delay before a retry after an outage.
 const RETRY_MIN: Duration = Duration::from_secs(1);
 const RETRY_MAX: Duration = Duration::from_secs(15);
@@ -95,7 +95,7 @@ impl Remote {
         let known = Arc::new(Authorities::sole(authority.to_vec()));
         let trust = Trust::cluster(Arc::clone(&known));
         let credentials = Credentials { certificate, key: Arc::new(der), authorities: Some(known) };
-        let client = Client::fixed(candidates.clone(), credentials, PATIENCE);
+        let client = Client::fixed(candidates.clone(), credentials, TIMEOUTS);
         Ok(Self { client, candidates, trust })
     }
 
@@ -147,13 +147,13 @@ impl Remote {
         R: Future<Output = Result<tonic::Response<T>, Status>>,
     {
         let mut wait = RETRY_MIN;
-        let mut told = cause::Last::default();
+        let mut last = cause::Last::default();
         loop {
             let why = match self.ask(&mut call).await {
                 Ok(answer) => return Ok(answer),
                 Err(failure) => failure.outage(untrusted)?,
             };
-            if told.is_new(&why) {
+            if last.is_new(&why) {
                 warn!(why, "no curator answers; retrying");
             }
             ctx.stage(Stage::Cluster, stage::State::Waiting(words(&why)));

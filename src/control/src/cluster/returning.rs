@@ -12,9 +12,10 @@
 //! (`membership`).
 //!
 //! Invariants:
-//! - An outage, and a leader by whose clock the certificate has not ended, delay the boot by
-//!   [`PATIENCE`] at most: the node is home then, and cut off. A leader that takes it for running
-//!   counts as an outage. After any other answer of a leader the node waits without a limit.
+//! - An outage, a TPM that does not name its keys, and a leader by whose clock the certificate has
+//!   not ended delay the boot by [`PATIENCE`] at most: the node is home then, and cut off. A leader
+//!   that counts the node as running is an outage, too. After any other answer of a leader the node
+//!   waits without a limit.
 //! - Only a certificate that works takes the place of the old one, and only authorities to which
 //!   the known ones lead. The authorities are written first: after a cut between the two, the next
 //!   boot asks again.
@@ -25,6 +26,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use polis_proto::v1;
+use tokio::time::error::Elapsed;
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 use tracing::{info, warn};
 
@@ -36,6 +38,7 @@ use super::remote::{Failure, Remote};
 use super::sealed::Sealed;
 use super::service::Consensus;
 use super::state::Event;
+use super::unlock::sealer::Tpm;
 use super::{Error, Service};
 use polis_base::stage::{Stage, State};
 use polis_base::sys::clock;
@@ -100,10 +103,9 @@ impl<C: Consensus> Service<C> {
         let curators = Remote::new(&key, sealed.trusted(), others)?;
         let sealer = self.config.unlocker(self.disk()).sealer;
         let mut approval = Approval::new(&key, None, &sealer);
-        let tpm = Arc::clone(&self.config.tpm);
-        let tpm_keys = match blocking(move || tpm.is_there()).await {
-            true => approval.tpm_keys().await,
-            false => None,
+        let Ok(tpm_keys) = keys_by(deadline, &self.config.tpm, &approval).await else {
+            warn!("no curator is asked for a new certificate: the TPM does not name its keys");
+            return Ok(());
         };
         let mut request = v1::RegisterNodeRequest {
             tpm_keys: tpm_keys.clone(),
@@ -113,7 +115,7 @@ impl<C: Consensus> Service<C> {
             ..Default::default()
         };
         let (mut nonce, mut decided) = (Vec::<u8>::new(), false);
-        let mut told = cause::Last::default();
+        let mut last = cause::Last::default();
         loop {
             let gives_up = ended(own).is_none() || !decided && Instant::now() >= deadline;
             // A leader that has the request says that the certificate has ended.
@@ -163,7 +165,7 @@ impl<C: Consensus> Service<C> {
                     reason(failure)?
                 }
             };
-            if told.is_new(&why) {
+            if last.is_new(&why) {
                 warn!(why, "this node has no new certificate yet");
             }
             let what = awaited(ends, clock::now(), &why, decided);
@@ -198,6 +200,26 @@ impl<C: Consensus> Service<C> {
         info!("the certificate of this node had ended and is renewed");
         Ok(None)
     }
+}
+
+/// The keys of the TPM; `None` without a TPM, and for one that names none.
+///
+/// # Errors
+///
+/// [`Elapsed`]: it has not answered by `deadline`.
+async fn keys_by(
+    deadline: Instant,
+    tpm: &Arc<dyn Tpm>,
+    approval: &Approval<'_>,
+) -> Result<Option<v1::TpmKeys>, Elapsed> {
+    let tpm = Arc::clone(tpm);
+    let asked = async {
+        match blocking(move || tpm.is_there()).await {
+            true => approval.tpm_keys().await,
+            false => None,
+        }
+    };
+    timeout_at(deadline, asked).await
 }
 
 /// When the certificate of this node ended; `None` if it has not, by the clock of this machine.
@@ -263,9 +285,14 @@ fn awaited(ends: SystemTime, now: SystemTime, why: &str, decided: bool) -> Strin
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+    use std::sync::mpsc;
+
     use polis_wire::rpc::testing::Authority;
 
     use super::*;
+    use crate::cluster::tests::FakeTpm;
+    use crate::cluster::unlock::sealer::Sealer;
 
     const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
@@ -288,6 +315,21 @@ mod tests {
         let text = |decided| awaited(clock::now(), clock::now(), "why", decided);
         assert!(text(false).contains("after a minute") && !text(true).contains("after a minute"));
         assert!(text(true).contains("(why); compare the clocks"), "{}", text(true));
+    }
+
+    #[tokio::test]
+    async fn a_tpm_that_hangs_delays_a_return_until_the_deadline_only() {
+        let (fake, key) = (Arc::new(FakeTpm::default()), NodeKey::generate().unwrap());
+        let (answer, hangs) = mpsc::channel();
+        *fake.hangs.lock().unwrap() = Some(hangs);
+        let tpm: Arc<dyn Tpm> = fake;
+        let sealer = Sealer::new(Arc::clone(&tpm), Path::new("/nowhere"));
+        let approval = Approval::new(&key, None, &sealer);
+        let by = |limit| keys_by(Instant::now() + limit, &tpm, &approval);
+        // Not in paused time, which does not advance while a thread hangs.
+        by(Duration::from_millis(50)).await.unwrap_err();
+        drop(answer);
+        assert_eq!(by(Duration::from_secs(60)).await.unwrap(), None);
     }
 
     #[test]

@@ -64,7 +64,7 @@ const ELECTION: &str = "defragmentation";
 
 /// Why the database is not rewritten now.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-enum Hindrance {
+enum Blocker {
     #[error("this member is not a voter with a leader")]
     NoVoter,
     #[error("an alarm of etcd is raised")]
@@ -86,7 +86,7 @@ enum Hindrance {
 #[derive(Debug, thiserror::Error)]
 enum Error {
     #[error(transparent)]
-    Hindered(#[from] Hindrance),
+    Blocked(#[from] Blocker),
     #[error(transparent)]
     Members(#[from] members::Error),
     #[error(transparent)]
@@ -126,8 +126,8 @@ impl Service {
                 Err(error) => {
                     let cause = cause::line(&error);
                     if logged.is_new(&cause) {
-                        let hindered = matches!(error, Error::Hindered(_));
-                        if hindered {
+                        let blocked = matches!(error, Error::Blocked(_));
+                        if blocked {
                             info!(
                                 cause,
                                 "the database of etcd is mostly free, and not rewritten yet"
@@ -160,7 +160,7 @@ impl Service {
         let clients = self.ready().await?;
         if turn(&self.status.borrow()) > waited {
             // This member leads since then.
-            return Err(Hindrance::Turn.into());
+            return Err(Blocker::Turn.into());
         }
         let client = clients.user(User::Maintenance);
         let lease = client.lease(LOCK).await?;
@@ -169,7 +169,7 @@ impl Service {
         let done = match locked {
             Ok(Ok(_lock)) => self.rewrite(&clients).await,
             Ok(Err(error)) => Err(error.into()),
-            Err(_elapsed) => Err(Hindrance::Turn.into()),
+            Err(_elapsed) => Err(Blocker::Turn.into()),
         };
         if let Err(error) = client.release(&lease).await {
             warn!(error = &error as &dyn std::error::Error, "the others wait until the lock ends");
@@ -182,11 +182,11 @@ impl Service {
         let answering = self.members.answering().await?;
         let copies = self.members.sends_copies().await?;
         let status = self.status.borrow().clone();
-        hindrance(&status, &answering, copies).map_or(Ok(()), Err)?;
+        blocker(&status, &answering, copies).map_or(Ok(()), Err)?;
         let data = self.data.clone();
         let free = blocking(move || data.space()).await?.free;
         no_room(free, status.db_used).map_or(Ok(()), Err)?;
-        Ok(status.voter().cloned().ok_or(Hindrance::NoVoter)?)
+        Ok(status.voter().cloned().ok_or(Blocker::NoVoter)?)
     }
 
     async fn rewrite(&self, clients: &Clients) -> Result<(), Error> {
@@ -194,7 +194,7 @@ impl Service {
         let handed = self.members.hand_over(clients).await;
         let status = self.status.borrow().clone();
         if !handed && status.members.len() > 1 {
-            return Err(Hindrance::Leads.into());
+            return Err(Blocker::Leads.into());
         }
         let begun = Instant::now();
         info!(bytes = status.db_size, used = status.db_used, "rewriting the database of etcd");
@@ -218,29 +218,29 @@ fn is_mostly_free(status: &Status) -> bool {
 }
 
 /// The new file lies beside the former one until it is whole.
-fn no_room(free: u64, used: u64) -> Option<Hindrance> {
+fn no_room(free: u64, used: u64) -> Option<Blocker> {
     let needed = used.saturating_add(ROOM);
-    (free < needed).then_some(Hindrance::NoRoom { free, needed })
+    (free < needed).then_some(Blocker::NoRoom { free, needed })
 }
 
 /// The first reason against a rewrite now, where these members answer.
-fn hindrance(status: &Status, answering: &BTreeSet<MemberId>, copies: bool) -> Option<Hindrance> {
+fn blocker(status: &Status, answering: &BTreeSet<MemberId>, copies: bool) -> Option<Blocker> {
     if status.voter().is_none() || status.leader.is_none() {
-        return Some(Hindrance::NoVoter);
+        return Some(Blocker::NoVoter);
     }
     if !status.alarms.is_empty() {
-        return Some(Hindrance::Alarm);
+        return Some(Blocker::Alarm);
     }
     if status.members.iter().any(|member| member.learner) {
-        return Some(Hindrance::Learner);
+        return Some(Blocker::Learner);
     }
     let silent = status.members.iter().filter(|member| !answering.contains(&member.id));
     let missing: Vec<_> = silent.map(|member| member.called().to_owned()).collect();
     if !missing.is_empty() {
-        return Some(Hindrance::Silent { missing });
+        return Some(Blocker::Silent { missing });
     }
     // etcd would wait for the end of the copy, and answer nothing until then.
-    copies.then_some(Hindrance::Copy)
+    copies.then_some(Blocker::Copy)
 }
 
 #[cfg(test)]
@@ -293,18 +293,18 @@ mod tests {
         let status = voter().await;
         let answer = |ids: &[u64]| ids.iter().copied().map(MemberId).collect::<BTreeSet<_>>();
         let all = answer(&[1, 2, 3]);
-        assert_eq!(hindrance(&status, &all, false), None);
-        let missing = hindrance(&status, &answer(&[1, 3]), false).unwrap();
+        assert_eq!(blocker(&status, &all, false), None);
+        let missing = blocker(&status, &answer(&[1, 3]), false).unwrap();
         assert_eq!(missing.to_string(), "members that do not answer: n2");
-        assert_eq!(hindrance(&status, &all, true), Some(Hindrance::Copy));
+        assert_eq!(blocker(&status, &all, true), Some(Blocker::Copy));
         let leaderless = Status { leader: None, ..status.clone() };
-        assert_eq!(hindrance(&leaderless, &all, false), Some(Hindrance::NoVoter));
+        assert_eq!(blocker(&leaderless, &all, false), Some(Blocker::NoVoter));
         let starting = Status { clients: None, ..status.clone() };
-        assert_eq!(hindrance(&starting, &all, false), Some(Hindrance::NoVoter));
+        assert_eq!(blocker(&starting, &all, false), Some(Blocker::NoVoter));
         let full = Status { alarms: vec![Alarm::NoSpace], ..status.clone() };
-        assert_eq!(hindrance(&full, &all, false), Some(Hindrance::Alarm));
+        assert_eq!(blocker(&full, &all, false), Some(Blocker::Alarm));
         let mut entering = status;
         entering.members[2].learner = true;
-        assert_eq!(hindrance(&entering, &all, false), Some(Hindrance::Learner));
+        assert_eq!(blocker(&entering, &all, false), Some(Blocker::Learner));
     }
 }

@@ -8,9 +8,9 @@
 use std::time::Duration;
 
 use super::args::{self, Call, Pace, Purpose};
-use super::chatter;
 use super::client::Clients;
 use super::damage::{self, Verdict};
+use super::severity;
 use super::{Config, Error, Orders};
 use polis_base::serial::Severity;
 use polis_base::sys::clock;
@@ -72,7 +72,7 @@ pub(super) async fn spawn(
         .umask(UMASK)
         .args(args::arguments(&call))
         .directory(config.sockets.dir.path())
-        .log(ctx.sink(ETCD, Parser::Json).ruled(chatter::quieten));
+        .log(ctx.sink(ETCD, Parser::Json).ruled(severity::lower));
     for (name, value) in args::environment(purpose) {
         command = command.env(name, value);
     }

@@ -194,18 +194,18 @@ mod tests {
         let (questions, tpm) = (Questions::default(), Software::default());
         let keys = || tpm.keys().into_message();
         let question = questions.ask(node(1), keys()).unwrap();
-        let told = answer(&tpm, node(1), question);
-        let found = questions.judge(node(1), "boot", told.clone(), 7).unwrap().unwrap();
+        let sent = answer(&tpm, node(1), question);
+        let found = questions.judge(node(1), "boot", sent.clone(), 7).unwrap().unwrap();
         assert_eq!((found.at, &*found.fault, found.keys), (7, "", Some(keys())));
         assert_eq!(found.boot_id, "boot");
         assert_eq!(found.registers, to_messages(registers()));
         // Answered once; and this leader has asked no other machine.
-        assert_eq!(questions.judge(node(1), "boot", told, 7), None);
+        assert_eq!(questions.judge(node(1), "boot", sent, 7), None);
         assert_eq!(questions.judge(node(2), "boot", v1::TpmAnswer::default(), 7), None);
 
         // The answer of another node, and none that holds.
         let question = questions.ask(node(1), keys()).unwrap();
-        let error = |told| questions.judge(node(1), "boot", told, 8).unwrap().unwrap_err();
+        let error = |sent| questions.judge(node(1), "boot", sent, 8).unwrap().unwrap_err();
         assert_eq!(error(answer(&tpm, node(2), question)), Error::Question);
         questions.ask(node(1), keys()).unwrap();
         assert_eq!(error(v1::TpmAnswer::default()), Error::Activation);
@@ -216,7 +216,7 @@ mod tests {
     fn a_check_that_another_question_may_settle_is_told_from_one_that_failed() {
         let (questions, tpm) = (Questions::default(), Software::default());
         let ask = || questions.ask(node(1), tpm.keys().into_message()).unwrap();
-        let judge = |told| questions.judge(node(1), "boot", told, 7).unwrap();
+        let judge = |sent| questions.judge(node(1), "boot", sent, 7).unwrap();
         // A register that changed after the TPM signed it.
         let mut changed = answer(&tpm, node(1), ask());
         changed.registers[0].value = vec![9; 32];
@@ -261,8 +261,8 @@ mod tests {
         for number in (1..1024).chain(1..20) {
             ask(number);
         }
-        let told = answer(&tpm, node(0), first);
-        assert_eq!(questions.judge(node(0), "boot", told, 7).unwrap().unwrap().fault, "");
+        let sent = answer(&tpm, node(0), first);
+        assert_eq!(questions.judge(node(0), "boot", sent, 7).unwrap().unwrap().fault, "");
         // Beyond that the oldest one goes.
         ask(0);
         assert!(waits(20));
@@ -283,8 +283,8 @@ mod tests {
         }
         // It may be asked anew, and another one waits.
         assert!(questions.has_room(node(0)) && !questions.has_room(node(1000)));
-        let told = answer(&tpm, node(0), first.unwrap());
-        assert_eq!(questions.judge(node(0), "boot", told, 7).unwrap().unwrap().fault, "");
+        let sent = answer(&tpm, node(0), first.unwrap());
+        assert_eq!(questions.judge(node(0), "boot", sent, 7).unwrap().unwrap().fault, "");
         assert!(questions.has_room(node(1000)));
         questions.ask(node(1000), tpm.keys().into_message()).unwrap();
         assert!(!questions.has_room(node(1001)));

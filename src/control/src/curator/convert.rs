@@ -45,6 +45,7 @@ pub(super) fn info(id: NodeId, known: &Known, heartbeats: &Heartbeats) -> v1::No
         attestation,
         network_order,
         returning,
+        taints,
     } = v1::Node::clone(&known.node);
     let age = heartbeats.last(id).map(|last| Instant::now().saturating_duration_since(last));
     v1::NodeInfo {
@@ -71,6 +72,7 @@ pub(super) fn info(id: NodeId, known: &Known, heartbeats: &Heartbeats) -> v1::No
         network_order,
         snapshot_delivery: heartbeats.snapshot_delivery(id),
         returning: returning::shown(returning),
+        taints,
     }
 }
 
@@ -179,6 +181,13 @@ pub(super) fn gone(
     let valueless = names.iter().map(|name| (name.clone(), String::new())).collect();
     labels(valueless, "remove", 3)?;
     Ok(names)
+}
+
+/// Taints to set, and those to remove.
+pub(super) fn taints(set: &[v1::NodeTaint], remove: &[v1::NodeTaint]) -> Result<(), Error> {
+    let checked = parameters::node_taints(set, "set", 2)
+        .and_then(|()| parameters::removed_taints(remove, set, "remove", 3));
+    checked.map_err(|error| Error::Field(error.to_string()))
 }
 
 /// The address of a node, or nothing if the field is empty.

@@ -61,6 +61,17 @@ pub enum Error {
         /// The node that has it.
         by: String,
     },
+    /// The version of the node supports only the default networks.
+    #[error(
+        "{node} runs version {version}, which supports only the default networks of pods and \
+         Services, and this cluster has others: update the node to the version of the leader first"
+    )]
+    EarlierVersion {
+        /// The node.
+        node: NodeId,
+        /// What it runs.
+        version: String,
+    },
     /// The fingerprint that the operator compared belongs to another machine.
     #[error("the fingerprint is not that of {node}: another machine may have taken its place")]
     Fingerprint {
@@ -207,7 +218,7 @@ pub enum Error {
          again with `polisctl cluster configure`"
     )]
     NoTrial,
-    /// Something stands against the plan of an update.
+    /// The update cannot be planned.
     #[error(transparent)]
     Plan(#[from] Against),
     /// One update at a time.
@@ -303,7 +314,7 @@ impl Error {
                 Refusal::Leaving => (FailedPrecondition, "leaving"),
                 Refusal::NoMember => (FailedPrecondition, "no-member"),
                 Refusal::Controls => (FailedPrecondition, "controller"),
-                Refusal::Labels => (InvalidArgument, "field"),
+                Refusal::Labels | Refusal::Taints => (InvalidArgument, "field"),
                 Refusal::PodNetworkFull { .. } => (ResourceExhausted, "pod-network-full"),
                 Refusal::InPodNetwork { .. } => (FailedPrecondition, "pod-network"),
                 Refusal::NoIpv4 { .. } => (FailedPrecondition, "no-ipv4"),
@@ -319,6 +330,7 @@ impl Error {
             Self::WaitingRoom { .. } => (ResourceExhausted, "waiting-room"),
             Self::JoinKeyTaken => (PermissionDenied, "join-key-taken"),
             Self::MeshKeyTaken { .. } => (AlreadyExists, "mesh-key-taken"),
+            Self::EarlierVersion { .. } => (FailedPrecondition, "earlier-version"),
             Self::Fingerprint { .. } => (FailedPrecondition, "fingerprint"),
             Self::ProvedAnew { .. } => (FailedPrecondition, "proved-anew"),
             Self::StoragePolicy { .. } => (FailedPrecondition, "storage-policy"),

@@ -110,7 +110,7 @@ fn checked<M: Message + Default>(bytes: &[u8], check: impl FnOnce(M) -> bool) ->
     M::decode(bytes).is_ok_and(check)
 }
 
-const CHECKS: [Check; 8] = [
+const CHECKS: [Check; 9] = [
     |bytes| {
         checked(bytes, |call: v1::UpdateNodeStatusRequest| {
             convert::mesh_key(&call.wireguard_public_key, "wireguard_public_key").is_ok()
@@ -162,6 +162,12 @@ const CHECKS: [Check; 8] = [
             assert_eq!(judged.map(|proof| proof.is_ok()), asked.then_some(false));
             assert!(bounds::tpm_fault(call.fault).len() <= 1024);
             bounds::boot_id(call.boot_id, "boot_id").is_ok_and(|boot_id| boot_id.len() <= 64)
+        })
+    },
+    |bytes| {
+        checked(bytes, |call: v1::UpdateNodeTaintsRequest| {
+            convert::taints(&call.set, &call.remove).is_ok()
+                && convert::node_id(&call.node_id, "node_id").is_ok()
         })
     },
 ];
@@ -220,6 +226,16 @@ fn requests() {
         answer: Some(v1::TpmAnswer { secret: vec![7; 32], ..Default::default() }),
         fault: "ü".repeat(20),
     };
+    let taint = v1::NodeTaint {
+        key: "gpu".to_owned(),
+        value: "a100".to_owned(),
+        effect: v1::node_taint::Effect::NoSchedule.into(),
+    };
+    let taints = v1::UpdateNodeTaintsRequest {
+        node_id: ID.to_owned(),
+        set: vec![taint],
+        remove: vec![v1::NodeTaint { key: "side".to_owned(), ..Default::default() }],
+    };
     let credentials = v1::SnapshotCredentials {
         access_key_id: "AKIA".to_owned(),
         secret_access_key: "secret".to_owned(),
@@ -238,6 +254,7 @@ fn requests() {
         report.encode_to_vec(),
         network.encode_to_vec(),
         proof.encode_to_vec(),
+        taints.encode_to_vec(),
     ];
     let samples: Vec<_> =
         (0_u8..).zip(samples).map(|(number, bytes)| [&[number][..], &bytes].concat()).collect();

@@ -9,7 +9,7 @@
 //!     |                                   heartbeat                   ^
 //!     +---- the leader has led for as long, or etcd does not reach ---+
 //!           the node's member at the start of the term
-//! [absent]: never home, or removed: sends none
+//! [absent]: never home, approved to return, or removed: sends none
 //! ```
 //!
 //! A new leader has received no heartbeat. etcd noticed a dead member before the
@@ -204,6 +204,7 @@ pub fn health(
     match (node.state(), silent) {
         (NodeState::Up, Some(silent)) if silent < LATE => NodeHealth::Healthy,
         (NodeState::Up, None) if !node.joined => NodeHealth::Absent,
+        (NodeState::Up, _) if is_to_return(node) => NodeHealth::Absent,
         (NodeState::Up, None) if term < LATE && reach == Reach::Assumed => NodeHealth::Unknown,
         (NodeState::Up, _) => NodeHealth::Late,
         (
@@ -214,6 +215,37 @@ pub fn health(
             _,
         ) => NodeHealth::Absent,
     }
+}
+
+/// Whether an operator has approved its request for a new certificate, and it has sent no status
+/// with that one yet: it is awaited like a node that was approved to enter.
+fn is_to_return(node: &v1::Node) -> bool {
+    node.returning.as_ref().is_some_and(|returning| returning.approved)
+}
+
+/// Marks a node as healthy whose heartbeat has just arrived. The next check would do so, too, half
+/// a second later.
+pub(super) fn answers(directory: &watch::Sender<Directory>, id: NodeId) {
+    directory.send_if_modified(|directory| set(directory, id, NodeHealth::Healthy));
+}
+
+/// Sets the health of a node, and logs that its heartbeat is missing or back. Returns whether its
+/// health changed.
+fn set(directory: &mut Directory, id: NodeId, health: NodeHealth) -> bool {
+    let before = directory.node(id).map(|known| known.health);
+    if !directory.set_health(id, health) {
+        return false;
+    }
+    match (before, health) {
+        (Some(NodeHealth::Late), NodeHealth::Healthy) => {
+            info!(event = "answers", node = %id, "a node's heartbeat is back");
+        }
+        (_, NodeHealth::Late) => {
+            warn!(event = "failed", node = %id, "a node's heartbeat is missing");
+        }
+        (_, _) => {}
+    }
+    true
 }
 
 /// Finds late nodes while this curator leads. A service.
@@ -269,13 +301,13 @@ impl Service {
             }
             // The next leader knows the health; this one does not any more.
             self.heartbeats.clear();
-            self.tell(|_, _| NodeHealth::Unknown);
+            self.publish(|_, _| NodeHealth::Unknown);
         }
     }
 
     fn look(&self, term: Duration, unreachable: &BTreeSet<NodeId>) {
         let now = Instant::now();
-        self.tell(|id, node| {
+        self.publish(|id, node| {
             let silent = self.heartbeats.last(id).map(|last| now.saturating_duration_since(last));
             let reach = match unreachable.contains(&id) {
                 true => Reach::Unreachable,
@@ -287,24 +319,15 @@ impl Service {
         self.heartbeats.retain(|id| directory.node(id).is_some());
     }
 
-    fn tell(&self, health: impl Fn(NodeId, &v1::Node) -> NodeHealth) {
+    fn publish(&self, health: impl Fn(NodeId, &v1::Node) -> NodeHealth) {
         self.directory.send_if_modified(|directory| {
             let differs: Vec<_> = directory
                 .nodes()
                 .map(|(id, known)| (id, health(id, &known.node), known.health))
                 .filter(|(_, now, before)| now != before)
                 .collect();
-            for (id, health, before) in &differs {
-                match (before, health) {
-                    (NodeHealth::Late, NodeHealth::Healthy) => {
-                        info!(event = "answers", node = %id, "a node's heartbeat is back");
-                    }
-                    (_, NodeHealth::Late) => {
-                        warn!(event = "failed", node = %id, "a node's heartbeat is missing");
-                    }
-                    (_, _) => {}
-                }
-                directory.set_health(*id, *health);
+            for (id, health, _before) in &differs {
+                set(directory, *id, *health);
             }
             !differs.is_empty()
         });
@@ -313,9 +336,57 @@ impl Service {
 
 #[cfg(test)]
 mod tests {
+    use std::fmt::Debug;
+
     use polis_wire::identity::NodeKey;
+    use prost::Message as _;
+    use tracing::field::{Field, Visit};
+    use tracing::span;
 
     use super::*;
+    use crate::consensus::client::{Change, Kv, Mirror};
+    use crate::curator::store::node_key;
+
+    /// The events that are logged.
+    #[derive(Default)]
+    struct Events(Mutex<Vec<String>>);
+
+    impl tracing::Subscriber for Events {
+        fn enabled(&self, _metadata: &tracing::Metadata<'_>) -> bool {
+            true
+        }
+
+        fn new_span(&self, _span: &span::Attributes<'_>) -> span::Id {
+            span::Id::from_u64(1)
+        }
+
+        fn record(&self, _span: &span::Id, _values: &span::Record<'_>) {}
+
+        fn record_follows_from(&self, _span: &span::Id, _other: &span::Id) {}
+
+        fn event(&self, event: &tracing::Event<'_>) {
+            let mut named = Named(Vec::new());
+            event.record(&mut named);
+            self.0.lock().unwrap().extend(named.0);
+        }
+
+        fn enter(&self, _span: &span::Id) {}
+
+        fn exit(&self, _span: &span::Id) {}
+    }
+
+    /// The value of the field `event` of a line.
+    struct Named(Vec<String>);
+
+    impl Visit for Named {
+        fn record_str(&mut self, field: &Field, value: &str) {
+            if field.name() == "event" {
+                self.0.push(value.to_owned());
+            }
+        }
+
+        fn record_debug(&mut self, _field: &Field, _value: &dyn Debug) {}
+    }
 
     fn node(state: NodeState, joined: bool) -> v1::Node {
         v1::Node { state: state.into(), joined, ..Default::default() }
@@ -385,6 +456,48 @@ mod tests {
         // A node on its way in owes nothing.
         let entering = node(NodeState::Up, false);
         assert_eq!(health(&entering, None, second, Reach::Unreachable), NodeHealth::Absent);
+    }
+
+    #[test]
+    fn a_node_that_was_approved_to_return_is_awaited_and_not_late() {
+        let returns = |approved| {
+            let returning = Some(v1::Returning { approved, ..Default::default() });
+            v1::Node { returning, ..node(NodeState::Up, true) }
+        };
+        let second = Duration::from_secs(1);
+        for silent in [None, Some(LATE)] {
+            for reach in [Reach::Assumed, Reach::Unreachable] {
+                assert_eq!(health(&returns(true), silent, LATE, reach), NodeHealth::Absent);
+            }
+            assert_eq!(health(&returns(false), silent, LATE, Reach::Assumed), NodeHealth::Late);
+        }
+        let home = health(&returns(true), Some(second), LATE, Reach::Assumed);
+        assert_eq!(home, NodeHealth::Healthy);
+    }
+
+    #[test]
+    fn a_heartbeat_that_is_back_is_an_event_although_no_check_has_seen_it() {
+        let id = NodeKey::generate().unwrap().id();
+        let value = node(NodeState::Up, true).encode_to_vec();
+        let record = Kv { key: node_key(id), value, created: 1, modified: 1, lease: 0 };
+        let mut known = Directory::default();
+        known.apply(&Mirror { revision: 1, ..Mirror::default() }, &[Change::Put(record)]);
+        let directory = watch::Sender::new(known);
+        let events = Arc::new(Events::default());
+        let of_now = || directory.borrow().node(id).unwrap().health;
+        tracing::subscriber::with_default(Arc::clone(&events), || {
+            // The first heartbeat of a term follows no missing one.
+            answers(&directory, id);
+            directory.send_modify(|directory| {
+                set(directory, id, NodeHealth::Late);
+                set(directory, id, NodeHealth::Late);
+            });
+            assert_eq!(of_now(), NodeHealth::Late);
+            answers(&directory, id);
+            answers(&directory, id);
+        });
+        assert_eq!(of_now(), NodeHealth::Healthy);
+        assert_eq!(*events.0.lock().unwrap(), ["failed", "answers"]);
     }
 
     #[test]

@@ -365,7 +365,7 @@ impl<S: pki::Store + Clone> Store<S> {
     }
 }
 
-/// Logs the change of roles or labels as an event, and a new proof.
+/// Logs the change of roles, labels or taints as an event, and a new proof.
 fn record(id: NodeId, before: Option<&v1::Node>, node: &v1::Node) {
     let Some(before) = before else { return };
     if before.roles != node.roles {
@@ -384,6 +384,9 @@ fn record(id: NodeId, before: Option<&v1::Node>, node: &v1::Node) {
     }
     if before.labels != node.labels {
         info!(event = "labels", node = %id, "the labels of a node were changed");
+    }
+    if before.taints != node.taints {
+        info!(event = "taints", node = %id, "the taints of a node were changed");
     }
 }
 

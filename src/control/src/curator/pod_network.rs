@@ -77,6 +77,26 @@ pub(super) fn settle(node: v1::Node, prefixes: Option<&Prefixes>) -> Result<v1::
     Ok(v1::Node { cluster_network, ..node })
 }
 
+/// Refuses a role of Kubernetes to a node that supports only the default networks, in a cluster
+/// with others. The last heartbeat shows it: each version that supports others names its image
+/// there. A node that has not sent one to this leader is not refused.
+///
+/// # Errors
+///
+/// [`Error::EarlierVersion`].
+pub(super) fn check_version(
+    node: NodeId,
+    add: &v1::NodeRoles,
+    networks: Networks,
+    report: Option<&v1::UpdateReport>,
+) -> Result<(), Error> {
+    let fits = networks == Networks::default() || !has_kubernetes(Some(add));
+    match report.filter(|report| report.image.is_empty() && !fits) {
+        Some(report) => Err(Error::EarlierVersion { node, version: report.version.clone() }),
+        None => Ok(()),
+    }
+}
+
 /// Pods need IPv4, and the routes of the mesh would swallow the packets to a node inside of them.
 ///
 /// # Errors

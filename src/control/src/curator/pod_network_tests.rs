@@ -67,6 +67,31 @@ fn a_full_network_refuses_a_new_node_and_keeps_the_others() {
 }
 
 #[test]
+fn a_node_of_an_earlier_version_gets_no_role_of_kubernetes_in_other_networks() {
+    let services = "172.24.0.0/16".parse().unwrap();
+    let others = Networks { services, ..Networks::default() };
+    let report = |image: &str| {
+        let (version, image) = ("0.9.0".to_owned(), image.to_owned());
+        v1::UpdateReport { version, image, ..Default::default() }
+    };
+    let (earlier, present) = (report(""), report("0123456789abcdef"));
+    let check = |add: &[Role], networks, report: Option<&v1::UpdateReport>| {
+        check_version(id(1), &Role::record(add), networks, report)
+    };
+    for role in [Role::KubernetesController, Role::KubernetesWorker] {
+        let refused = check(&[role], others, Some(&earlier)).unwrap_err();
+        let text = refused.to_string();
+        assert!(matches!(refused, Error::EarlierVersion { node, .. } if node == id(1)), "{text}");
+        assert!(text.contains(&id(1).to_string()) && text.contains("0.9.0"), "{text}");
+        assert_eq!(tonic::Status::from(refused).code(), tonic::Code::FailedPrecondition);
+        check(&[role], others, Some(&present)).unwrap();
+        check(&[role], others, None).unwrap();
+        check(&[role], Networks::default(), Some(&earlier)).unwrap();
+    }
+    check(&[Role::ConsensusMember], others, Some(&earlier)).unwrap();
+}
+
+#[test]
 fn a_node_inside_of_a_network_of_kubernetes_is_refused() {
     let at = |address: &str| {
         let status = v1::NodeStatus { external_address: address.to_owned(), ..Default::default() };

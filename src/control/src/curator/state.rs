@@ -11,6 +11,7 @@
 //! | status          | not found | refused        | refused        | joined         | same       | refused        |
 //! | prove           | not found | refused        | refused        | yes⁵           | yes⁵       | refused        |
 //! | roles, labels   | not found | yes            | yes            | yes            | yes        | refused²       |
+//! | taints          | not found | yes            | yes            | yes            | yes        | refused        |
 //! | name            | not found | yes            | yes            | yes            | yes        | refused²       |
 //! | network         | not found | refused        | refused        | yes            | yes        | refused        |
 //! | leave⁴          | not found | yes            | yes            | yes            | yes        | yes            |
@@ -52,6 +53,7 @@ use super::returning::{self, Refused, Return};
 use polis_proto::v1::{self, NodeState};
 
 use polis_wire::identity::{Identity, NodeName, Nonce};
+use polis_wire::parameters::TAINTS_MAX;
 use polis_wire::pod_network::Prefix;
 
 /// Labels of one node; as many as the parameters may give.
@@ -92,6 +94,13 @@ pub enum Request {
         set: BTreeMap<String, String>,
         /// Keys to remove.
         remove: Vec<String>,
+    },
+    /// An operator sets and removes taints.
+    Taints {
+        /// New ones, which replace those of the same key and effect.
+        set: Vec<v1::NodeTaint>,
+        /// Those to remove; without an effect, each of the key.
+        remove: Vec<v1::NodeTaint>,
     },
     /// An operator gives it a name, or takes it away where that is empty. `names`
     /// checks that no other node has it.
@@ -222,6 +231,9 @@ pub enum Refusal {
     /// Too many labels.
     #[error("a node can have {LABELS_MAX} labels")]
     Labels,
+    /// Too many taints.
+    #[error("a node can have {TAINTS_MAX} taints")]
+    Taints,
     /// Every prefix of the network of pods belongs to a node.
     #[error(
         "the pod network {network} has no free prefix for one more node: take the roles of \
@@ -345,6 +357,13 @@ pub fn step(node: Option<v1::Node>, request: Request) -> Result<Step, Refusal> {
                 return Err(Refusal::Labels);
             }
             v1::Node { labels, ..node }
+        }
+        Request::Taints { set, remove } => {
+            if state == NodeState::Decommissioned {
+                return Err(Refusal::Decommissioned);
+            }
+            let taints = change_taints(node.taints, set, &remove)?;
+            v1::Node { taints, ..node }
         }
         Request::Name(name) => {
             if state == NodeState::Decommissioned && !name.is_empty() {
@@ -495,6 +514,28 @@ pub(super) fn member(state: NodeState) -> Result<(), Refusal> {
         NodeState::New | NodeState::Standby => Err(Refusal::NotUp),
         NodeState::Unspecified | NodeState::Decommissioned => Err(Refusal::Decommissioned),
     }
+}
+
+/// The taints after a change, in the order of their keys and effects.
+fn change_taints(
+    mut taints: Vec<v1::NodeTaint>,
+    set: Vec<v1::NodeTaint>,
+    remove: &[v1::NodeTaint],
+) -> Result<Vec<v1::NodeTaint>, Refusal> {
+    let every = i32::from(v1::node_taint::Effect::Unspecified);
+    taints.retain(|taint| {
+        let is_removed = |it: &v1::NodeTaint| {
+            it.key == taint.key && (it.effect == every || it.effect == taint.effect)
+        };
+        let is_replaced = |it: &v1::NodeTaint| it.key == taint.key && it.effect == taint.effect;
+        !remove.iter().any(is_removed) && !set.iter().any(is_replaced)
+    });
+    taints.extend(set);
+    if taints.len() > TAINTS_MAX {
+        return Err(Refusal::Taints);
+    }
+    taints.sort_by(|one, other| (&one.key, one.effect).cmp(&(&other.key, other.effect)));
+    Ok(taints)
 }
 
 /// A role that is both given and taken is taken.

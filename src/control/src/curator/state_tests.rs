@@ -109,6 +109,11 @@ fn columns() -> [(&'static str, Option<v1::Node>); 6] {
     ]
 }
 
+fn taint(key: &str, value: &str) -> v1::NodeTaint {
+    let effect = v1::node_taint::Effect::NoSchedule.into();
+    v1::NodeTaint { key: key.to_owned(), value: value.to_owned(), effect }
+}
+
 fn word(result: Result<Step, Refusal>) -> String {
     match result {
         Ok(Step::Keep(_)) => "same".to_owned(),
@@ -141,6 +146,7 @@ fn every_request_in_every_state_is_as_the_table_says() {
         ),
         ("no roles", roles(v1::NodeRoles::default())),
         ("labels", Request::Labels { set, remove: Vec::new() }),
+        ("taints", Request::Taints { set: vec![taint("a", "")], remove: Vec::new() }),
         ("name", Request::Name("web".to_owned())),
         ("no name", Request::Name(String::new())),
         ("network", Request::Network(v1::NetworkOrder { number: 7, ..Default::default() })),
@@ -238,6 +244,7 @@ fn what_an_operator_gives_a_node_that_waits_is_there_when_it_asks_again() {
         Request::Register(asks),
         roles(consensus()),
         label,
+        Request::Taints { set: vec![taint("gpu", "")], remove: Vec::new() },
         Request::Leave(v1::Departure::default()),
         Request::Register(again),
     ];
@@ -248,8 +255,43 @@ fn what_an_operator_gives_a_node_that_waits_is_there_when_it_asks_again() {
     }
     let node = node.unwrap();
     assert_eq!((node.roles, node.labels), (Some(consensus()), labels("given")));
+    assert_eq!(node.taints, [taint("gpu", "")]);
     assert_eq!(node.leaving, Some(v1::Departure::default()));
     assert_eq!(node.status.unwrap().external_address, "192.0.2.2");
+}
+
+#[test]
+fn a_taint_is_replaced_and_removed_by_its_key_and_effect() {
+    let [_, _, _, _, (_, joined), _] = columns();
+    let of = |taint: v1::NodeTaint, effect: v1::node_taint::Effect| v1::NodeTaint {
+        effect: effect.into(),
+        ..taint
+    };
+    use v1::node_taint::Effect::{NoExecute, Unspecified};
+    let changed = |node: v1::Node, set: &[v1::NodeTaint], remove: &[v1::NodeTaint]| {
+        let request = Request::Taints { set: set.to_vec(), remove: remove.to_vec() };
+        match step(Some(node), request) {
+            Ok(Step::Put(node)) => *node,
+            other => panic!("{other:?}"),
+        }
+    };
+    let (gpu, db) = (taint("gpu", "a100"), taint("db", ""));
+    let evicts = of(gpu.clone(), NoExecute);
+    let set = [gpu.clone(), evicts.clone(), db.clone()];
+    let node = changed(joined.unwrap(), &set, &[]);
+    assert_eq!(node.taints, [db.clone(), gpu.clone(), evicts.clone()]);
+    let request = Request::Taints { set: set.to_vec(), remove: vec![taint("none", "")] };
+    assert!(matches!(step(Some(node.clone()), request), Ok(Step::Keep(_))), "the same again");
+    let other = taint("gpu", "h100");
+    let node = changed(node, std::slice::from_ref(&other), &[]);
+    assert_eq!(node.taints, [db.clone(), other, evicts.clone()]);
+    let one = changed(node.clone(), &[], &[of(taint("gpu", ""), NoExecute)]);
+    assert_eq!(one.taints, [db.clone(), taint("gpu", "h100")]);
+    let both = changed(node.clone(), &[], &[of(taint("gpu", ""), Unspecified)]);
+    assert_eq!(both.taints, [db]);
+    let many = (0..TAINTS_MAX).map(|number| taint(&format!("a{number}"), "")).collect();
+    let many = Request::Taints { set: many, remove: Vec::new() };
+    assert_eq!(step(Some(node), many), Err(Refusal::Taints));
 }
 
 #[test]

@@ -15,13 +15,13 @@ use polis_base::sys::reboot::Reason;
 use polis_base::sys::spawn::Ended;
 
 use super::countdown::{AFTER_CALL, Countdown};
-use super::request::wished;
+use super::request::requested;
 use super::screens::Screens;
 use super::typed::{Line, received};
 use super::words::say_unanswered;
 use super::{Action, UNANSWERED};
 use crate::machine::{Machine, reap};
-use crate::maintenance::{Maintenance, Wish};
+use crate::maintenance::{Maintenance, Request};
 use crate::record::{Kept, Uncounted, count};
 use crate::screen::Screen;
 
@@ -58,7 +58,7 @@ impl Meditation {
         machine.port.flush();
         let starting = self.maintenance.as_ref().is_some_and(Maintenance::is_starting);
         let ended = if starting { Vec::new() } else { reap().0 };
-        if let Some(reason) = wished(machine).or_else(|| self.maintain(machine, &ended)) {
+        if let Some(reason) = requested(machine).or_else(|| self.maintain(machine, &ended)) {
             return Some(Action::End(reason));
         }
         let (commands, typed) =
@@ -98,10 +98,12 @@ impl Meditation {
 
     /// Lets `node` in maintenance go on; returns the end that a caller asks for.
     fn maintain(&mut self, machine: &mut Machine, ended: &[(Pid, Ended)]) -> Option<Reason> {
-        for wish in self.maintenance.as_mut()?.turn(machine, ended, clock::uptime()) {
-            match wish {
-                Wish::End(reason) => return Some(reason),
-                Wish::Called(caller) => self.countdown = called(machine, self.countdown, &caller),
+        for request in self.maintenance.as_mut()?.turn(machine, ended, clock::uptime()) {
+            match request {
+                Request::End(reason) => return Some(reason),
+                Request::Called(caller) => {
+                    self.countdown = called(machine, self.countdown, &caller);
+                }
             }
         }
         None

@@ -50,7 +50,7 @@ use polis_base::trapdoor::Report;
 
 use self::countdown::Countdown;
 use self::meditation::Meditation;
-pub use self::request::{reason_of, wished};
+pub use self::request::{reason_of, requested};
 use self::screens::Screens;
 use self::typed::{Line, forget_typed};
 use self::words::{announce, say_trial, say_unanswered, say_what_comes};

@@ -8,7 +8,7 @@ use crate::machine::Machine;
 
 /// The request of the button, Ctrl-Alt-Del or a signal.
 #[must_use]
-pub fn wished(machine: &mut Machine) -> Option<Reason> {
+pub fn requested(machine: &mut Machine) -> Option<Reason> {
     if machine.buttons.pressed() {
         return Some(Reason::PowerOff);
     }

@@ -5,8 +5,8 @@
 //! own (`coldplug`).
 //!
 //! Invariants:
-//! - The loop blocks only in its one wait, for [`patience::ESP`] at most when it resets the count
-//!   of failed boots, and for [`patience::STACKS`] when it reports a `node` that hangs.
+//! - The loop blocks only in its one wait, for [`deadline::ESP`] at most when it resets the count
+//!   of failed boots, and for [`deadline::STACKS`] when it reports a `node` that hangs.
 //! - The last messages of `node` are read before its death is classified.
 //!
 //! What this module does not do: start `node`, or decide what follows an event (`life`).
@@ -26,12 +26,12 @@ use polis_base::trapdoor::Report;
 
 use super::super::coldplug::Coldplug;
 use super::super::command_line::NODE_DEADLINE;
+use super::super::deadline;
 use super::super::guru::reason_of;
 use super::super::heartbeat::Heartbeat;
 use super::super::life::{Effect, Event, Outcome, State};
 use super::super::machine::{Machine, reap};
 use super::super::node::{Message, Node};
-use super::super::patience;
 use super::super::relay::Partial;
 use super::super::threads;
 use super::{End, answered};
@@ -136,7 +136,7 @@ impl Main<'_> {
     /// Records that this boot is good.
     fn reset_attempts(&mut self) {
         let Some(store) = self.machine.attempts.clone() else { return };
-        let reset = patience::within(self.machine, patience::ESP, move || {
+        let reset = deadline::within(self.machine, deadline::ESP, move || {
             let reset = store.load().and_then(|ledger| {
                 let ready = ledger.ready();
                 // The ESP is written only when there is a count to reset.
@@ -154,7 +154,7 @@ impl Main<'_> {
     fn ask_to_stop(&mut self, reason: Reason) {
         let text = format!("stopping: {}", reason.name());
         self.machine.port.log(Severity::Info, &text);
-        if !self.node.tell(&EventLine::new("stop").field("reason", reason.name())) {
+        if !self.node.send(&EventLine::new("stop").field("reason", reason.name())) {
             self.machine.port.log(Severity::Warning, "node can't be asked to stop");
         }
     }
@@ -332,7 +332,7 @@ impl Main<'_> {
                 // Before acting on them.
                 let (proc, process) = (Path::new("/proc"), self.node.process());
                 let threads = threads::of(proc, process);
-                for stack in threads::stacks(self.machine, proc, process, patience::STACKS) {
+                for stack in threads::stacks(self.machine, proc, process, deadline::STACKS) {
                     self.machine.port.log(Severity::Error, &stack);
                 }
                 let damage = self.machine.damage_report();

@@ -9,7 +9,7 @@
 //! ```
 //!
 //! Invariants:
-//! - Until `node` runs, nothing waits for a disk without a deadline (`patience`).
+//! - Until `node` runs, nothing waits for a disk without a deadline (`deadline`).
 
 mod main_loop;
 mod panics;
@@ -27,12 +27,12 @@ use polis_base::sys::reboot::Reason;
 use polis_base::sys::{files as sys_files, spawn, vt};
 use polis_base::trapdoor::{Report, code};
 
+use super::deadline::{self, Work};
 use super::error::Error;
 use super::esp;
 use super::machine::{Machine, Start};
 use super::mounts;
 use super::node::{Late, NODE, Node, variables};
-use super::patience::{self, Work};
 use super::verified;
 
 /// How the machine is to end.
@@ -151,7 +151,7 @@ fn greet() {
 /// Mounts the ESP unless stage 1 has. Returns a report where it cannot be mounted: `node` has its
 /// records there.
 fn mount_esp(machine: &mut Machine, device: &Path) -> Option<Report> {
-    let error = esp::mount(machine, Stage::System, device, patience::ESP).err()?;
+    let error = esp::mount(machine, Stage::System, device, deadline::ESP).err()?;
     // The guru meditation may be about a panic.
     machine.port.log(Severity::Error, &error);
     let cause = "node cannot run without the EFI system partition".to_owned();
@@ -177,11 +177,11 @@ fn on_esp<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, files::Error> + Send + 'static,
 ) -> Result<T, io::Error> {
     let what = "the records on the EFI system partition";
-    answered(patience::named(machine, Stage::System, what, patience::ESP, work))
+    answered(deadline::named(machine, Stage::System, what, deadline::ESP, work))
 }
 
 /// The result of work with the files on the ESP.
-fn answered<T>(work: Result<Result<T, files::Error>, patience::Error>) -> Result<T, io::Error> {
+fn answered<T>(work: Result<Result<T, files::Error>, deadline::Error>) -> Result<T, io::Error> {
     work.map_err(io::Error::other)?.map_err(files::Error::into_io)
 }
 
@@ -222,7 +222,7 @@ mod tests {
     fn a_boot_that_waits_for_the_files_on_the_esp_says_so() {
         let mut machine = Machine::default();
         let slow = || {
-            poll::sleep(patience::NOTICE + Duration::from_millis(200));
+            poll::sleep(deadline::NOTICE + Duration::from_millis(200));
             Ok(7)
         };
         assert_eq!(on_esp(&mut machine, slow).unwrap(), 7);

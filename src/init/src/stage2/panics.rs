@@ -11,10 +11,10 @@ use polis_base::sys::clock;
 use polis_base::trapdoor::{Report, code};
 
 use super::super::attempts::Store;
+use super::super::deadline;
 use super::super::last_words::{self, LastWords};
 use super::super::machine::{Identity, Machine};
 use super::super::mounts;
-use super::super::patience;
 use super::super::record;
 use super::on_esp;
 
@@ -23,7 +23,7 @@ use super::on_esp;
 /// may, or the panic cannot be counted.
 pub(super) fn count(machine: &mut Machine) -> Option<Report> {
     // Only a driver for the records is read from a disk.
-    let words = patience::within(machine, patience::SYSTEM, || {
+    let words = deadline::within(machine, deadline::SYSTEM, || {
         last_words::take(Path::new(mounts::VARIABLES))
     });
     let words = words.unwrap_or_else(|error| {

@@ -13,6 +13,7 @@ use std::io::{self, Read as _};
 use std::path::Path;
 
 use polis_layout::esp::{self, Entry};
+use polis_layout::partitions::ESP_SIZE;
 
 /// The folders with what starts a machine.
 const FOLDERS: [&str; 2] = ["EFI", "loader"];
@@ -20,10 +21,11 @@ const FOLDERS: [&str; 2] = ["EFI", "loader"];
 const SEED: &str = "loader/random-seed";
 /// A kernel image that an update has not finished.
 const UNFINISHED: &str = "EFI/Linux/polis.new";
-/// Bounds of what is copied: an ESP has a loader, a kernel image or two, and keys.
+/// Bounds of what is copied: an ESP has a loader, a kernel image or two, and keys. The build of an
+/// image permits a kernel image a quarter of an ESP.
 const FILES_MAX: usize = 64;
 const DEPTH_MAX: usize = 5;
-const BYTES_MAX: u64 = 256 << 20;
+const BYTES_MAX: u64 = ESP_SIZE / 4 * 3;
 
 /// The files of the medium, whose ESP is mounted at `root`, that start a machine.
 pub(crate) fn read(root: &Path) -> io::Result<Vec<Entry>> {
@@ -133,6 +135,19 @@ mod tests {
             "loader/loader.conf",
         ];
         assert_eq!(names, expected);
+    }
+
+    #[test]
+    fn the_two_largest_kernel_images_are_within_the_bound_and_more_than_an_esp_has_is_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("keys");
+        fs::write(&file, "keys").unwrap();
+        let after = |kernels: u64| {
+            let left = BYTES_MAX.saturating_sub(kernels * (ESP_SIZE / 4));
+            Found { files: Vec::new(), left }.content(&file).unwrap()
+        };
+        assert_eq!(after(2).as_deref(), Some(&b"keys"[..]));
+        assert_eq!(after(3), None);
     }
 
     #[test]

@@ -2,12 +2,13 @@
 //!
 //! The kernel keeps what sysfs shows of a disk, except for serial numbers: a disk of virtio is
 //! asked for it at each read, and one behind USB is locked meanwhile. A disk that hangs would hold
-//! the reader for ever, so serial numbers are read apart (`storage::apart`).
+//! the reader for ever, so serial numbers are read apart (`storage::detached`).
 //!
 //! Invariants:
 //! - Texts of a disk are printable and short: a selector and a screen show them as they are.
 //! - The disk that the machine was started from is marked, by every way to it.
-//! - A disk that does not answer delays the list by [`apart::ANSWER_MAX`] at most, and is marked.
+//! - A disk that does not answer delays the list by [`detached::ANSWER_MAX`] at most, and is
+//!   marked.
 //!
 //! What this module does not do: read what is on a disk (`content`), or choose (`select`).
 
@@ -20,7 +21,7 @@ use futures::future::join_all;
 use polis_wire::parameters::Transport;
 use tokio::time::Instant;
 
-use crate::storage::apart::{self, Key, Pending, apart};
+use crate::storage::detached::{self, Key, Pending, detached};
 use polis_runtime::supervisor::blocking;
 
 /// Block devices with hardware behind them that hold no system: CD-ROM and floppy drives, raw
@@ -108,7 +109,7 @@ impl Disks {
         if serials.is_empty() {
             return disk;
         }
-        match self.serials.answer(key, || apart(move || first(&serials))).await {
+        match self.serials.answer(key, || detached(move || first(&serials))).await {
             Some(serial) => Disk { serial, ..disk },
             None => Disk { silent: true, ..disk },
         }
@@ -212,7 +213,7 @@ fn describe(sys: &Path, name: String) -> Option<Found> {
     let path = real.strip_prefix(&devices).ok()?.to_str()?.to_owned();
     let serial = product_serial(&device);
     let serials = if serial.is_empty() { serials(&real, &devices) } else { Vec::new() };
-    let key = apart::key(sys, name.clone());
+    let key = detached::key(sys, name.clone());
     let disk = Disk {
         transport: transport(&name, &path),
         model: first(&[device.join("model"), device.join("name")]),

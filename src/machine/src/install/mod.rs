@@ -49,8 +49,8 @@ use self::disks::{Disk, Disks, List, Steady};
 pub use self::error::Error;
 pub use self::select::Refusal;
 use self::write::{Job, System};
-use crate::storage::apart::{apart, name_of};
-use crate::storage::patience::{LARGE, SOON};
+use crate::storage::deadline::{LARGE, SOON};
+use crate::storage::detached::{detached, name_of};
 use crate::storage::service::PROBE_MAX;
 use crate::storage::{self, slot::Slot, table};
 use polis_base::environment::Environment;
@@ -204,7 +204,7 @@ async fn run(
     ctx.stage(Stage::Cluster, State::Waiting(what));
     let (job, named) = (config.clone(), disk.clone());
     let (id, wipe) = (order.id, order.wipe);
-    let look = apart(move || admitted(&job.dev, &named, &id, wipe));
+    let look = detached(move || admitted(&job.dev, &named, &id, wipe));
     let silent = || Error::Select {
         source: Refusal::Silent { name: disk.name.clone() },
         disks: select::explain(&disks, &order.disk),
@@ -221,7 +221,7 @@ async fn run(
     announcer.event(Phase::Select, "done");
     let (job, order, name) = (config.clone(), order.clone(), disk.name.clone());
     let (tell, reports) = mpsc::channel(REPORTS_MAX);
-    let writing = apart(move || {
+    let writing = detached(move || {
         // Without a receiver, the writes are waited for no more.
         put(&job, &name, &order, &mut |progress| tell.blocking_send(progress).unwrap_or_default())
     });

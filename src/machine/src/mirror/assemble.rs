@@ -24,8 +24,8 @@ use uuid::Uuid;
 use super::disks::{Disk, at, open};
 use super::plan::{self, Leg, Record, Used};
 use super::{Config, Error, device, esp, record};
-use crate::storage::apart::name_of;
-use crate::storage::ground::{self, Ground};
+use crate::storage::backing::{self, Backing};
+use crate::storage::detached::name_of;
 use crate::storage::plan::{Plan, place, reserve, spare};
 use crate::storage::{machine, service, table, wipe};
 use polis_base::sys::block;
@@ -59,14 +59,14 @@ impl Mirror {
     }
 
     /// On what the data lies; `last` for a data partition that is still to be made.
-    pub(super) fn ground(&self, last: Option<u64>) -> Ground {
+    pub(super) fn backing(&self, last: Option<u64>) -> Backing {
         let alone = match self.used {
             Used::Both => None,
             Used::Only(_) => self.source().map(Disk::name),
         };
         let used = Leg::ALL.into_iter().filter(|leg| self.used.has(*leg));
         let disks = used.filter_map(|leg| Some(self.disk(leg)?.path.clone())).collect();
-        Ground::Mirror { last, alone, disks }
+        Backing::Mirror { last, alone, disks }
     }
 
     /// The disk from which the machine should be started: the one with the newest data, and of
@@ -223,11 +223,11 @@ fn make(mirror: &Mirror) -> Result<(), Error> {
     let table = match (mirror.used, &mirror.disks) {
         (Used::Both, [Some(first), Some(second)]) => device::both(first, second, None),
         _ => match mirror.source() {
-            Some(disk) => ground::linear(&disk.devices().1, disk.length()),
+            Some(disk) => backing::linear(&disk.devices().1, disk.length()),
             None => return Ok(()),
         },
     };
-    ground::make(&table).map_err(failed)
+    backing::make(&table).map_err(failed)
 }
 
 /// The data was given up: its keys and it end on the other disk, and it is marked on this one. The
@@ -273,7 +273,7 @@ pub(super) fn leave(mut mirror: Mirror) -> Result<Mirror, Error> {
 pub(super) fn begin(config: &Config) -> Result<(), Error> {
     let path = &config.disk;
     let unusable = |source| Error::Table { disk: name_of(path), source };
-    let looked = service::look(path.clone(), &Ground::Partition, Uuid::nil());
+    let looked = service::look(path.clone(), &Backing::Partition, Uuid::nil());
     let (table, decided) = looked.map_err(|error| Error::Look(Box::new(error)))?;
     let Plan::Create { .. } = decided else { return Ok(()) };
     let id = table::new_id();
@@ -298,7 +298,7 @@ pub(super) fn begin(config: &Config) -> Result<(), Error> {
 pub(super) fn resume(config: &Config, found: Vec<Disk>) -> Result<Mirror, Error> {
     let below = device::below()?;
     let mut disks: [Option<Disk>; 2] = [None, None];
-    for disk in found.into_iter().filter(|disk| device::lies_on(&below, &disk.devices().1)) {
+    for disk in found.into_iter().filter(|disk| device::is_on(&below, &disk.devices().1)) {
         let place = disk.leg().index();
         disks[place] = Some(disk);
     }
@@ -320,7 +320,7 @@ pub(super) fn resume(config: &Config, found: Vec<Disk>) -> Result<Mirror, Error>
 /// The disk that the machine was started from, if it is one of a mirror. Blocks.
 pub(super) fn started(config: &Config) -> Result<Option<Disk>, Error> {
     let failed = |source| Error::Table { disk: name_of(&config.disk), source };
-    if !ground::is_mirrored(&look(config)?) {
+    if !backing::is_mirrored(&look(config)?) {
         return Ok(None);
     }
     // Mends the table where a power cut tore it: that of another disk is storage's.
@@ -404,7 +404,7 @@ pub(super) mod tests {
         let begun = begin(&config).unwrap_err();
         let operation = "announce the partitions of";
         assert!(matches!(begun, Error::Disk { operation: it, .. } if it == operation), "{begun}");
-        assert!(ground::is_mirrored(&table::read_primary(&file).unwrap()));
+        assert!(backing::is_mirrored(&table::read_primary(&file).unwrap()));
     }
 
     #[test]

@@ -8,19 +8,19 @@ use std::path::Path;
 use super::Error;
 use super::disks::Disk;
 use super::plan::Leg;
-use crate::storage::ground;
+use crate::storage::backing;
 use polis_base::sys::dm::{DeviceMapper, Table};
 
 /// The table over both disks; `fill` is the place of the one that is filled.
 pub(super) fn both(first: &Disk, second: &Disk, fill: Option<Leg>) -> Table {
     let devices = [first.devices(), second.devices()];
     let legs = [0, 1].map(|at| (devices[at].0.as_path(), devices[at].1.as_path()));
-    ground::raid(legs, first.length(), fill.map(Leg::index))
+    backing::raid(legs, first.length(), fill.map(Leg::index))
 }
 
 /// Puts another table under the device. Blocks.
 pub(super) fn replace(table: &Table) -> Result<(), Error> {
-    let replaced = DeviceMapper::open().and_then(|mapper| mapper.replace(ground::NAME, table));
+    let replaced = DeviceMapper::open().and_then(|mapper| mapper.replace(backing::NAME, table));
     replaced.map_err(|source| Error::Device { operation: "change", source })
 }
 
@@ -29,11 +29,11 @@ pub(super) fn alone(disk: &Disk) -> Result<(), Error> {
     if below()?.starts_with("linear") {
         return Ok(());
     }
-    replace(&ground::linear(&disk.devices().1, disk.length()))
+    replace(&backing::linear(&disk.devices().1, disk.length()))
 }
 
 /// Whether the kernel's table names this device, by its numbers.
-pub(super) fn lies_on(table: &str, device: &Path) -> bool {
+pub(super) fn is_on(table: &str, device: &Path) -> bool {
     let Ok(id) = std::fs::metadata(device).map(|metadata| metadata.rdev()) else { return false };
     names(table, rustix::fs::major(id), rustix::fs::minor(id))
 }
@@ -45,13 +45,13 @@ fn names(table: &str, major: u32, minor: u32) -> bool {
 
 /// The kernel's table of the device: which disks are below it.
 pub(super) fn below() -> Result<String, Error> {
-    let table = DeviceMapper::open().and_then(|mapper| mapper.table(ground::NAME));
+    let table = DeviceMapper::open().and_then(|mapper| mapper.table(backing::NAME));
     table.map_err(|source| Error::Device { operation: "read", source })
 }
 
 /// What the kernel says of the device.
 pub(super) fn status() -> Result<String, Error> {
-    let status = DeviceMapper::open().and_then(|mapper| mapper.status(ground::NAME));
+    let status = DeviceMapper::open().and_then(|mapper| mapper.status(backing::NAME));
     status.map_err(|source| Error::Device { operation: "read", source })
 }
 

@@ -18,10 +18,10 @@ use super::Error;
 use super::plan::{Leg, Record, Seen};
 use super::record;
 use crate::install::content;
-use crate::storage::apart::{name_of, sequence};
+use crate::storage::detached::{name_of, sequence};
 use crate::storage::plan::{BEING_MADE, GIVEN_UP, TYPE_ID};
 use crate::storage::table::{self, Partition, Table};
-use crate::storage::{ground, machine, wipe};
+use crate::storage::{backing, machine, wipe};
 use polis_base::sys::block;
 
 /// How much of an ESP is cleared, so that firmware starts nothing from it.
@@ -50,7 +50,7 @@ impl Disk {
         let file = open(path)?;
         let failed = |source| Error::Table { disk: name_of(path), source };
         let table = table::read(&file).map_err(failed)?;
-        let Some(notes) = ground::record(&table).cloned() else { return Ok(None) };
+        let Some(notes) = backing::record(&table).cloned() else { return Ok(None) };
         if !content::is_table_current(&file).map_err(at(path, "read"))? {
             return Ok(None);
         }

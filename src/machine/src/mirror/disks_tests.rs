@@ -17,7 +17,7 @@ pub(in super::super) fn source() -> Disk {
         (ESP.name, ESP.type_guid),
         (SYSTEM_A.name, SYSTEM_A.type_guid),
         (SYSTEM_B.name, SYSTEM_B.type_guid),
-        (ground::PARTITION, ground::TYPE_ID),
+        (backing::PARTITION, backing::TYPE_ID),
         (NAME, TYPE_ID),
     ]) {
         let id = Uuid::from_u128(number.into());

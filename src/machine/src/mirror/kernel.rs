@@ -14,7 +14,7 @@ pub(super) enum Health {
     /// It has all data.
     Whole,
     /// It is being filled, or compared after a power cut.
-    Behind,
+    Syncing,
     /// The kernel uses it no more.
     Dropped,
 }
@@ -36,7 +36,7 @@ impl Device {
         }
         let mut health = words.next()?.chars().map(|sign| match sign {
             'A' => Health::Whole,
-            'a' => Health::Behind,
+            'a' => Health::Syncing,
             _ => Health::Dropped,
         });
         let health = [health.next()?, health.next()?];
@@ -69,7 +69,7 @@ mod tests {
         assert!(whole.is_whole() && whole.percent == 100);
         let filling = Device::parse("raid raid1 2 Aa 1024/4096 recover 0 0 -").unwrap();
         assert_eq!(filling.of(Leg::First), Health::Whole);
-        assert_eq!((filling.of(Leg::Second), filling.percent), (Health::Behind, 25));
+        assert_eq!((filling.of(Leg::Second), filling.percent), (Health::Syncing, 25));
         for sign in ["DA", "-A"] {
             let text = format!("raid raid1 2 {sign} 4096/4096 idle 0 0 -");
             assert_eq!(Device::parse(&text).unwrap().of(Leg::First), Health::Dropped);

@@ -1,7 +1,7 @@
 //! The mirror of the disk that the machine runs from: its data on two disks, by the kernel, and
 //! what starts it, copied, so that either disk alone starts the machine.
 //!
-//! `root` starts [`Service`] before `storage`, which waits for [`Ground`].
+//! `root` starts [`Service`] before `storage`, which waits for [`Backing`].
 //!
 //! ```text
 //! plan      which disk has the newest data?     records -> disks in use
@@ -9,14 +9,13 @@
 //! disks     a disk of a mirror                  its table, record, ESP
 //! firmware  which disk starts next              asked once
 //! reads     which disks are there               bounded in time
-//! apart     work on a disk that may hang        threads of its own
 //! start     the start of the service            waits for disks
 //! assemble  the start of the mirror             disks -> device
 //! device    over the disks                      made, changed
 //! kernel    what the kernel says of the device  text -> state
-//! tend      while the node runs                 a disk that is lost
-//! tend/work beside that                         a disk is searched, filled; copies
-//! tend/answers whether each disk answers        requests, flushes -> a disk that stalls
+//! monitor   while the node runs                 a disk that is lost
+//! monitor/work beside that                      a disk is searched, filled; copies
+//! monitor/answers whether each disk answers     requests, flushes -> a disk that stalls
 //! take      a disk that comes                   an empty one, or one from before
 //! copy      the systems
 //! esp       what starts them, and the records of the node
@@ -48,6 +47,7 @@ mod error;
 mod esp;
 mod firmware;
 mod kernel;
+mod monitor;
 mod plan;
 mod reads;
 mod record;
@@ -55,7 +55,6 @@ mod report;
 mod start;
 mod system;
 mod take;
-mod tend;
 
 use std::path::PathBuf;
 
@@ -68,7 +67,7 @@ use self::record::VARIABLE;
 pub use self::report::{Report, State, Status, warnings};
 use self::start::Stop;
 use crate::parameters::Known;
-use crate::storage::{self, Ground, Wanted};
+use crate::storage::{self, Backing, Wanted};
 use polis_base::environment::Environment;
 use polis_base::files::Root;
 use polis_base::sys::efivar::{self, Variable};
@@ -130,7 +129,7 @@ pub struct Service {
     /// The requests to end the machine.
     pub end: watch::Sender<Option<Reason>>,
     /// On what the data partition lies.
-    pub ground: watch::Sender<Option<Ground>>,
+    pub backing: watch::Sender<Option<Backing>>,
     /// The published status.
     pub status: watch::Sender<Status>,
 }
@@ -144,7 +143,7 @@ pub enum RunError {
 }
 
 impl Service {
-    /// Takes the mirror into use, if there is one, and tends it until cancelled.
+    /// Takes the mirror into use, if there is one, and monitors it until cancelled.
     ///
     /// # Errors
     ///
@@ -162,12 +161,12 @@ impl Service {
             ctx.cancelled().await;
             return Ok(());
         };
-        let tended = Box::pin(tend::tend(&mut self, &ctx, mirror));
-        if let Some(ended) = ctx.until_cancelled(tended).await {
+        let monitor = Box::pin(monitor::monitor(&mut self, &ctx, mirror));
+        if let Some(ended) = ctx.until_cancelled(monitor).await {
             return Ok(ended?);
         }
         // Storage has ended before, or still uses it.
-        if blocking(storage::ground::remove).await.is_ok() {
+        if blocking(storage::backing::remove).await.is_ok() {
             info!("the device of the mirror is closed");
         }
         Ok(())

@@ -1,5 +1,5 @@
 //! The disks of a mirror among those of the machine: each is read apart from the others, and for a
-//! bounded time, since any disk of the machine may hang (`apart`).
+//! bounded time, since any disk of the machine may hang (`storage::detached`).
 //!
 //! Invariants:
 //! - A disk that does not answer is not there, for now. Its read goes on, and is not repeated.
@@ -15,7 +15,7 @@ use polis_runtime::supervisor::blocking;
 use super::disks::Disk;
 use super::{Config, Error};
 use crate::install::disks::{self, Disk as Described, Disks};
-use crate::storage::apart::{self, Key, Pending, apart};
+use crate::storage::detached::{self, Key, Pending, detached};
 use crate::storage::table;
 use polis_base::cause;
 
@@ -38,7 +38,7 @@ impl Reads {
         let (sys, own) = (config.sys.clone(), own.to_owned());
         let listed = blocking(move || {
             let names = others(&disks::unasked(&sys, &own), &own);
-            names.into_iter().map(|name| apart::key(&sys, name)).collect::<Vec<Key>>()
+            names.into_iter().map(|name| detached::key(&sys, name)).collect::<Vec<Key>>()
         });
         let listed = listed.await;
         // What else is being read was pulled.
@@ -48,7 +48,7 @@ impl Reads {
             .map(|key| {
                 let (sys, path) = (config.sys.clone(), config.dev.join(&key.0));
                 let read = move || outcome(Disk::read(&sys, &path));
-                self.pending.answer(key.clone(), || apart(read))
+                self.pending.answer(key.clone(), || detached(read))
             })
             .collect();
         let answers = join_all(reads).await;

@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 
 use super::Error;
 use super::disks::Disk;
-use crate::storage::ground;
+use crate::storage::backing;
 use polis_base::sys::dm::{DeviceMapper, SYSTEM_DISKS, Table};
 
 /// The name of the verified device, which `init` has made.
@@ -42,7 +42,7 @@ pub(super) fn leave(slot: &str, disk: &Disk) -> Result<(), Error> {
     if below().is_none() {
         return Ok(());
     }
-    put(&ground::linear(&device, length)).map_err(failed("take a system from"))
+    put(&backing::linear(&device, length)).map_err(failed("take a system from"))
 }
 
 /// Whether both disks are read.

@@ -17,12 +17,12 @@ use super::plan::{self, Record, Seen};
 use super::reads::Reads;
 use super::{Config, Error, assemble};
 use crate::install::{self, content, select};
-use crate::storage::apart::{apart, name_of, sequence};
-use crate::storage::patience::SMALL;
+use crate::storage::deadline::SMALL;
+use crate::storage::detached::{detached, name_of, sequence};
 use crate::storage::plan::{INSTALLED, TYPE_ID, spare};
 use crate::storage::steps::Steps;
 use crate::storage::table::{self, Partition, Table};
-use crate::storage::{ground, machine};
+use crate::storage::{backing, machine};
 use polis_base::sys::block;
 
 /// Makes a disk the other one of the mirror of `source`, if there is one to take, which has no data
@@ -48,7 +48,7 @@ pub(super) async fn claim(
     let chosen = blocking(move || choose(&config, selector.as_ref(), &from, found, &all)).await?;
     let Some(chosen) = chosen else { return reads.fault().map_or(Ok(None), Err) };
     let (name, from) = (chosen.name(), source.clone());
-    let taking = apart(move || chosen.take(&sys, &from));
+    let taking = detached(move || chosen.take(&sys, &from));
     let taken = steps.during(&name, "taking it for the mirror", SMALL, taking).await;
     let failed = |source| Error::Disk { operation: "work on", disk: name.clone(), source };
     Ok(Some((source, taken.map_err(failed)??)))
@@ -131,13 +131,13 @@ pub(super) fn take(sys: &Path, path: &Path, source: &Disk, record: &Record) -> R
         return Err(unfit(format!("it has blocks of {block_size} bytes, the other disk has not")));
     }
     let table = copied(source, size / block_size).map_err(unfit)?;
-    let ours = |table: &Table| ground::record(table).is_some_and(|it| it.id == source.mirror());
+    let ours = |table: &Table| backing::record(table).is_some_and(|it| it.id == source.mirror());
     let begun = content::is_begun(&file, ours).map_err(at(path, "read"))?;
     if !begun && let Some(found) = content::found(&file).map_err(at(path, "read"))? {
         return Err(unfit(format!("it has {found}; wipe it, or choose another one")));
     }
     let entry = |kind| table.partitions.iter().find(|entry| entry.type_id == kind);
-    let (Some(notes), Some(data)) = (ground::record(&table).cloned(), entry(TYPE_ID).cloned())
+    let (Some(notes), Some(data)) = (backing::record(&table).cloned(), entry(TYPE_ID).cloned())
     else {
         return Err(unfit("the other disk has no data partition".to_owned()));
     };

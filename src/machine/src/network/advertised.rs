@@ -21,7 +21,7 @@
 //! Invariants:
 //! - IPv4 comes first: while a link has a lease, or the parameters give an address, this chooses
 //!   none, and a lease that comes later takes its place. Without a configuration, the lease of a
-//!   unplugged link (`holding`) does not count.
+//!   unplugged link (`leases`) does not count.
 //! - With the same links, routers and prefixes, the same address is chosen, whatever the order
 //!   of the advertisements within the wait.
 //!
@@ -32,7 +32,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::holding::CARRIER_GRACE;
+use super::leases::CARRIER_GRACE;
 use super::plan::Observed;
 use crate::parameters::Cidr;
 

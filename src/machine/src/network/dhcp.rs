@@ -14,7 +14,7 @@
 //!    +--T2: not confirmed within REBINDING_MAX---------------------+
 //! ```
 //!
-//! What this module does not do: touch the link (`apply`), or keep a lease (`holding`).
+//! What this module does not do: touch the link (`apply`), or keep a lease (`leases`).
 
 use std::time::Duration;
 
@@ -37,7 +37,7 @@ pub(super) const ASKING_MAX: Duration = Duration::from_secs(20);
 /// How long the servers may take to confirm a lease at T2. `mozim` drops a refusal (NAK), so that
 /// a server that has taken the address back is silent for it, and it names the former server, so
 /// that no other one answers. A fresh client asks all of them anew, and a server that still has
-/// the lease gives the same address. Until then `holding` keeps the lease.
+/// the lease gives the same address. Until then `leases` keeps the lease.
 const REBINDING_MAX: Duration = Duration::from_secs(5);
 
 /// The least time from a lease to its renewal. `mozim` accepts one second from a server.
@@ -101,7 +101,7 @@ impl Client {
                     Err(_elapsed) => {
                         debug!("no DHCP server on {} answers: a fresh client asks", self.name);
                         self.client = None;
-                        // `holding` keeps the lease to its end.
+                        // `leases` keeps the lease to its end.
                         self.leased = false;
                         limit = Some(ASKING_MAX);
                         continue;
@@ -130,7 +130,7 @@ impl Client {
     /// A fresh client asks all servers, with its own limit, also where this was a renewal.
     fn refused(&mut self, refused: Refused) -> Event {
         self.client = None;
-        // `holding` keeps the lease to its end.
+        // `leases` keeps the lease to its end.
         self.leased = false;
         self.wait = Some(REFUSED_WAIT);
         Event::Refused(refused)
@@ -138,7 +138,7 @@ impl Client {
 
     fn failed(&mut self, error: mozim::DhcpError) -> Event {
         self.client = None;
-        // `holding` keeps the lease to its end.
+        // `leases` keeps the lease to its end.
         self.leased = false;
         self.wait = Some(FAILED_WAIT);
         Event::Failed(error)

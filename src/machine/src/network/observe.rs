@@ -151,7 +151,7 @@ fn link(message: &LinkMessage, interfaces: Interfaces) -> Option<Link> {
     let (mut below, mut info, mut permanent) = (None, &[][..], None);
     for attribute in &message.attributes {
         match attribute {
-            LinkAttribute::AfSpecUnspec(families) => six(&mut link, families),
+            LinkAttribute::AfSpecUnspec(families) => ipv6(&mut link, families),
             LinkAttribute::IfName(name) => link.name.clone_from(name),
             LinkAttribute::Mtu(mtu) => link.mtu = *mtu,
             // Zero: the driver does not say.
@@ -254,7 +254,7 @@ fn address(message: &AddressMessage) -> Option<Cidr> {
 }
 
 /// What routers say about DHCPv6 on this link, and what the kernel does about IPv6.
-fn six(link: &mut Link, families: &[AfSpecUnspec]) {
+fn ipv6(link: &mut Link, families: &[AfSpecUnspec]) {
     for family in families {
         let AfSpecUnspec::Inet6(attributes) = family else { continue };
         for attribute in attributes {

@@ -1,7 +1,7 @@
 //! The link that gives an unconfigured node its address: a rule, and no race of DHCP servers.
 //!
 //! All links ask. Of those that got a lease the best counts: one with a cable before one that is
-//! unplugged (`holding`), a card of the machine before one behind USB (a management controller's is
+//! unplugged (`leases`), a card of the machine before one behind USB (a management controller's is
 //! one), a lease with a way out before one without, then the place of the card on its bus, which is
 //! the same at each boot. A link that would come first has some seconds to get a lease before
 //! another counts.
@@ -27,7 +27,7 @@
 //! - A link without a carrier never replaces another: of two that are unplugged together, one
 //!   counts as such first.
 //!
-//! What this module does not do: hold leases (`holding`), or ask (`service`).
+//! What this module does not do: keep leases (`leases`), or ask (`service`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;

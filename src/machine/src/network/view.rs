@@ -1,7 +1,7 @@
 //! The links as the status shows them: what is there, and what is planned.
 
 use super::dhcpv6::Want;
-use super::holding::Holding;
+use super::leases::Leases;
 use super::plan::{self, Layout, Link, Observed, Wanted};
 use super::{Interface, Kind, Membership};
 
@@ -10,7 +10,7 @@ pub(super) fn interfaces(
     observed: &Observed,
     wanted: &Wanted,
     layout: &Layout<'_>,
-    [holding, holding_v6]: [&Holding; 2],
+    [leases, leases_v6]: [&Leases; 2],
 ) -> Vec<Interface> {
     let links = observed.links.iter();
     let links = links.filter_map(|(index, link)| Some((*index, link, kind(observed, link)?)));
@@ -31,8 +31,8 @@ pub(super) fn interfaces(
                 addresses: addresses.map(|(_, cidr)| *cidr).collect(),
                 asking: wanted.dhcp.contains(&index)
                     || wanted.dhcpv6.get(&index) == Some(&Want::Address),
-                leased: holding.leased(index),
-                leased_v6: holding_v6.leased(index),
+                leased: leases.leased(index),
+                leased_v6: leases_v6.leased(index),
             }
         })
         .collect()

@@ -10,7 +10,7 @@
 //! sees it, and it ends when its last file descriptor is closed.
 //!
 //! Every disk of the machine is read, and one that hangs would hold its reader for ever, so each
-//! is read apart (`storage::apart`).
+//! is read apart (`storage::detached`).
 //!
 //! Invariants:
 //! - Nothing is written to such a disk.
@@ -34,7 +34,7 @@ use polis_wire::parameters::{BYTES_MAX, Error, Source};
 use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
 use tokio::time::timeout;
 
-use crate::storage::apart::{self, Key, Pending, apart};
+use crate::storage::detached::{self, Key, Pending, detached};
 use polis_runtime::supervisor::blocking;
 
 /// Block devices of software, which no hypervisor has added, and floppy drives, which take
@@ -100,7 +100,7 @@ impl Disks {
     async fn ask(&self, key: Key, time: Duration) -> Result<Option<Found>, String> {
         let (disks, name) = (self.clone(), key.0.clone());
         let silent = name.clone();
-        let begin = || apart(move || disks.examine(name).map(Arc::new));
+        let begin = || detached(move || disks.examine(name).map(Arc::new));
         match timeout(time, self.looks.answer(key, begin)).await.ok().flatten() {
             // Only this caller asks, so the answer has one owner.
             Some(Some(found)) => Arc::into_inner(found).map(Some).ok_or(silent),
@@ -119,7 +119,7 @@ impl Disks {
             .filter(|name| !NOT_DISKS.iter().any(|prefix| name.starts_with(prefix)))
             .collect();
         names.sort();
-        names.into_iter().map(|name| apart::key(&self.sys, name)).collect()
+        names.into_iter().map(|name| detached::key(&self.sys, name)).collect()
     }
 
     /// The content of `name`; `None` for a disk of another kind, and for one that cannot be
@@ -198,7 +198,7 @@ pub(super) mod tests {
 
     /// What the disks have, all of which answer.
     async fn look(disks: &Disks) -> Vec<Found> {
-        let Seen { found, silent } = disks.look(apart::ANSWER_MAX).await;
+        let Seen { found, silent } = disks.look(detached::ANSWER_MAX).await;
         assert_eq!(silent, [""; 0]);
         found
     }

@@ -23,11 +23,11 @@
 //! even when they are missing: a node with a cluster does not need them.
 
 mod arrivals;
+mod cloud;
 mod config_disk;
+mod decide;
 mod dmi;
-mod elsewhere;
 mod given;
-mod looked;
 mod metadata;
 mod places;
 mod service;

@@ -88,7 +88,7 @@ impl Places {
                 raw(&item.join("raw")).map(Some)
             }
             Source::Smbios => self.oem_string(),
-            // Disks are found by their labels: `config_disk`; `elsewhere` looks at the rest.
+            // Disks are found by their labels: `config_disk`; `cloud` looks at the rest.
             Source::NoCloud | Source::ConfigDrive | Source::Metadata(_) | Source::Kept => Ok(None),
             Source::Given => {
                 let content = read(&self.given)?;

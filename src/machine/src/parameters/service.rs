@@ -26,7 +26,7 @@ use tracing::{info, warn};
 
 use super::arrivals::Arrivals;
 use super::config_disk::Disks;
-use super::looked::{Looked, decide, of_disks, of_machine};
+use super::decide::{Place, decide, of_disks, of_machine};
 use super::places::{FwCfg, Places};
 use super::{Asking, Known, Platform};
 use crate::storage;
@@ -117,15 +117,15 @@ impl Service {
         let reading = tokio::task::spawn_blocking(move || of_machine(&places, fw_cfg));
         let Some(read) = ctx.until_cancelled(reading).await else { return Ok(()) };
         let mut looked = read.map_err(RunError::Thread)?;
-        let other = looked.iter().any(Looked::has_any);
+        let other = looked.iter().any(Place::has_any);
         let Some(disks) = ctx.until_cancelled(self.disks(other, &ctx)).await else {
             return Ok(());
         };
         looked.extend(disks?);
-        let own = looked.iter().any(Looked::has_any);
-        let elsewhere = Box::pin(self.elsewhere(own, &ctx));
-        let Some(elsewhere) = ctx.until_cancelled(elsewhere).await else { return Ok(()) };
-        looked.extend(elsewhere?);
+        let own = looked.iter().any(Place::has_any);
+        let cloud = Box::pin(self.of_cloud(own, &ctx));
+        let Some(cloud) = ctx.until_cancelled(cloud).await else { return Ok(()) };
+        looked.extend(cloud?);
         match decide(looked) {
             Ok(loaded) => {
                 if let Some(warning) = &loaded.warning {
@@ -154,7 +154,7 @@ impl Service {
 impl Service {
     /// Looks at disks with user data, and waits for one where it matters: a machine without a
     /// home, and without parameters in an `other` place. Cancel-safe.
-    async fn disks(&self, other: bool, ctx: &Context) -> Result<Vec<Looked>, RunError> {
+    async fn disks(&self, other: bool, ctx: &Context) -> Result<Vec<Place>, RunError> {
         let disks = Disks::new(&self.config.sys, &self.config.dev);
         let start = Instant::now();
         let wait = if other { COMPARE_WAIT } else { DISK_WAIT };

@@ -7,7 +7,7 @@ use polis_base::trapdoor::code;
 use polis_runtime::event::until;
 use polis_runtime::supervisor::Handles;
 
-use super::super::looked::tests::{EXTRA, valid};
+use super::super::decide::tests::{EXTRA, valid};
 use super::super::metadata::tests::{Answer, Heads, answer, served};
 use super::*;
 use crate::parameters::{Platform, Source};

@@ -15,9 +15,9 @@ use std::time::Duration;
 
 use tokio::sync::Mutex;
 
+use super::cloud::kept_of;
 use super::config_disk::Disks;
-use super::elsewhere::kept_of;
-use super::looked::{Looked, decide, of_disks, of_machine};
+use super::decide::{Place, decide, of_disks, of_machine};
 use super::places::Places;
 use super::{Config, Loaded, Source, given};
 use polis_runtime::supervisor::blocking;
@@ -78,7 +78,7 @@ impl Surveyor {
         // of this one is gone.
         let (disks, mut looked) = blocking(move || {
             let mut looked = of_machine(&places, places.fw_cfg());
-            looked.push(Looked::new(Source::Kept, kept_of(kept.read())));
+            looked.push(Place::new(Source::Kept, kept_of(kept.read())));
             (disks, looked)
         })
         .await;
@@ -89,7 +89,7 @@ impl Surveyor {
     }
 }
 
-fn of(looked: Vec<Looked>) -> Survey {
+fn of(looked: Vec<Place>) -> Survey {
     let filled = looked.iter().filter(|one| one.has_any()).map(|one| one.source).collect();
     match decide(looked) {
         Ok(loaded) => Survey { loaded, fault: None, filled },
@@ -113,7 +113,7 @@ mod tests {
     use polis_wire::parameters::disk::FileSystem;
 
     use super::super::config_disk::tests::{fat, mounted};
-    use super::super::looked::tests::{EXTRA, valid};
+    use super::super::decide::tests::{EXTRA, valid};
     use super::*;
 
     /// The places below this folder, which has none.
@@ -132,14 +132,14 @@ mod tests {
 
     #[test]
     fn the_first_place_is_in_force_and_one_that_cannot_be_used_is_only_named() {
-        let esp = || Looked::new(Source::Esp, Ok(Some(valid(&[]))));
-        let smbios = || Looked::new(Source::Smbios, Ok(Some(valid(EXTRA))));
+        let esp = || Place::new(Source::Esp, Ok(Some(valid(&[]))));
+        let smbios = || Place::new(Source::Smbios, Ok(Some(valid(EXTRA))));
         let survey = of(vec![esp(), smbios()]);
         assert_eq!(survey.loaded.found.as_ref().unwrap().1, Source::Esp);
         assert_eq!(survey.filled, [Source::Esp, Source::Smbios]);
         assert!(!survey.outranks_esp());
 
-        let broken = Looked::new(Source::FwCfg, Ok(Some(b"x".to_vec())));
+        let broken = Place::new(Source::FwCfg, Ok(Some(b"x".to_vec())));
         let survey = of(vec![broken, esp()]);
         assert_eq!(survey.loaded.found, None, "a later place does not take its turn");
         assert!(survey.fault.as_ref().unwrap().contains("fw_cfg"), "{survey:?}");

@@ -322,7 +322,7 @@ pub async fn watch(
         let full = free.filter(|free| *free < limit);
         let fault = last.as_ref().map(|(_, fault)| fault.clone());
         let now = Health { full, fault, stalled };
-        tell(ctx, &was, &now);
+        log_change(ctx, &was, &now);
         health.send_if_modified(|health| {
             let new = *health != now;
             health.clone_from(&now);
@@ -331,7 +331,7 @@ pub async fn watch(
     }
 }
 
-fn tell(ctx: &Context, was: &Health, now: &Health) {
+fn log_change(ctx: &Context, was: &Health, now: &Health) {
     let line = |state: &str| EventLine::new("storage").field("state", state);
     match (was.full, now.full) {
         (None, Some(free)) => {

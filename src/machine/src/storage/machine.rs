@@ -12,9 +12,9 @@ use tokio::time::{Instant, sleep};
 use tracing::{info, warn};
 
 use super::Kind;
-use super::apart::{apart, name_of, step};
 use super::apply::{Error, Machine};
-use super::ground::{self, Ground};
+use super::backing::{self, Backing};
+use super::detached::{detached, name_of, step};
 use super::health::Devices;
 use super::key::{Key, Keys, Passphrase};
 use super::luks::{self, OpenError};
@@ -85,7 +85,7 @@ pub struct Live {
     /// Options of the mount: [`MOUNT_OPTIONS`].
     pub mount_options: &'static str,
     /// On what the data partition lies.
-    pub ground: Ground,
+    pub backing: Backing,
     /// Bytes in a block of the disk.
     pub block_size: u64,
     /// How the data partition is protected.
@@ -119,9 +119,9 @@ impl Live {
     /// The device of `partition` itself, or of the mirror that it belongs to.
     #[must_use]
     pub fn raw(&self, partition: &Partition) -> PathBuf {
-        match self.ground {
-            Ground::Partition => block::partition_path(&self.disk, partition.number),
-            Ground::Mirror { .. } => ground::path(),
+        match self.backing {
+            Backing::Partition => block::partition_path(&self.disk, partition.number),
+            Backing::Mirror { .. } => backing::path(),
         }
     }
 
@@ -154,7 +154,7 @@ impl Live {
         }
         let (device, target) = (luks::path(&self.target.mapper), self.target.mount.clone());
         let close = self.closing();
-        apart(move || if is_mounted(&device, &target) { Ok(()) } else { close() }).await?
+        detached(move || if is_mounted(&device, &target) { Ok(()) } else { close() }).await?
     }
 
     /// Opens `partition`, and gives it a new passphrase if there is one.
@@ -187,7 +187,7 @@ impl Live {
             device.read_exact_at(&mut bytes, PLACE).ok()?;
             Some(u64::from_le_bytes(bytes))
         };
-        apart(read).await.ok().flatten()
+        detached(read).await.ok().flatten()
     }
 
     /// Where the mounted file system and its device end, if there is room between that is worth
@@ -205,17 +205,17 @@ impl Live {
             let end = xfs::size(&File::open(mount)?)?;
             Ok((size >= end.saturating_add(GROWTH_MIN)).then_some(Room { end, size }))
         };
-        apart(look).await.unwrap_or(Ok(None))
+        detached(look).await.unwrap_or(Ok(None))
     }
 
     /// The devices whose messages in the kernel's log are about `partition`, once it is open.
     #[must_use]
     pub fn devices(&self, partition: &Partition) -> Devices {
         let disk = name_of(&self.disk);
-        let (disk, counted) = match &self.ground {
-            Ground::Partition => (disk.clone(), disk),
-            Ground::Mirror { alone, .. } => {
-                let device = ground::kernel_name().unwrap_or(disk);
+        let (disk, counted) = match &self.backing {
+            Backing::Partition => (disk.clone(), disk),
+            Backing::Mirror { alone, .. } => {
+                let device = backing::kernel_name().unwrap_or(disk);
                 (alone.clone().unwrap_or_else(|| device.clone()), device)
             }
         };
@@ -236,12 +236,12 @@ impl Live {
         let partition = self.target.label;
         loop {
             let target = self.target.mount.clone();
-            match apart(move || mount::unmount(&target)).await {
+            match detached(move || mount::unmount(&target)).await {
                 Ok(Ok(())) => break,
                 Ok(Err(_busy)) if Instant::now() < deadline => sleep(RELEASE_PACE).await,
                 Ok(Err(_busy)) => {
                     let target = self.target.mount.clone();
-                    match apart(move || mount::read_only(&target)).await {
+                    match detached(move || mount::read_only(&target)).await {
                         Ok(Ok(())) => warn!(partition, "it is in use: it is read-only now"),
                         // XFS has a journal: the next mount replays it.
                         Ok(Err(error)) => warn!(
@@ -339,7 +339,7 @@ impl Live {
     }
 
     /// Makes the kernel know partition `number` as `start` and `length` say.
-    fn tell_kernel(&self, number: u32, (start, length): (u64, u64)) -> Result<(), Error> {
+    fn notify_kernel(&self, number: u32, (start, length): (u64, u64)) -> Result<(), Error> {
         let failed = |source| Error::Register { number, source };
         let device = block::partition_path(&self.disk, number);
         match block::known_extent(&device).map_err(failed)? {
@@ -447,7 +447,7 @@ impl unlock::Steps for Unlocking<'_> {
     }
 
     async fn close(&self) -> io::Result<()> {
-        apart(self.live.closing()).await?
+        detached(self.live.closing()).await?
     }
 
     async fn rekey(&self) -> Result<(), OpenError> {
@@ -473,11 +473,11 @@ impl Machine for Live {
         let wanted = self.extent(partition);
         let (live, number) = (self.clone(), partition.number);
         step(move || {
-            live.tell_kernel(number, wanted)?;
-            let Ground::Mirror { last: Some(_), .. } = live.ground else { return Ok(()) };
+            live.notify_kernel(number, wanted)?;
+            let Backing::Mirror { last: Some(_), .. } = live.backing else { return Ok(()) };
             let device = block::partition_path(&live.disk, number);
             let failed = |source| Error::Register { number, source };
-            ground::make(&ground::linear(&device, wanted.1)).map_err(failed)
+            backing::make(&backing::linear(&device, wanted.1)).map_err(failed)
         })
         .await
     }

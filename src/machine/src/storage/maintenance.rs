@@ -18,8 +18,8 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep};
 use tracing::{info, warn};
 
-use super::apart::apart;
 use super::apply::Error;
+use super::detached::detached;
 use super::machine::{Live, Room};
 use super::table::Partition;
 use super::wipe::Need;
@@ -167,14 +167,14 @@ fn waited() -> std::io::Result<[Duration; 2]> {
 
 async fn need(live: &Live) -> Need {
     let mount = live.target.mount.clone();
-    apart(move || wipe::need(&mount)).await.ok().and_then(Result::ok).unwrap_or(Need::Soon)
+    detached(move || wipe::need(&mount)).await.ok().and_then(Result::ok).unwrap_or(Need::Soon)
 }
 
 /// Takes a step without which everything else works: its panic is an error, too.
 async fn optional<T: Send + 'static>(
     step: impl FnOnce() -> Result<T, Error> + Send + 'static,
 ) -> Result<T, Error> {
-    apart(step).await.unwrap_or(Err(Error::Lost))
+    detached(step).await.unwrap_or(Err(Error::Lost))
 }
 
 #[cfg(test)]

@@ -10,14 +10,15 @@
 //! plan   what is to be done?                         (table, content) -> plan
 //! apply  in which steps                              plan -> steps
 //! machine  how a step is taken                       partitions, mkfs.xfs, mount
-//! patience  how long a step may take
+//! deadline  how long a step may take
+//! detached  work on a disk that may hang, in threads of its own
 //! steps  which step on another disk is late
 //! service  when                                      event values
 //! maintenance, health  what is done and noticed while it is mounted
 //! key, luks, unlock  what opens an encrypted partition, how, and in which steps
 //! slot   where another system goes
 //! fat    a new name on the ESP
-//! ground  the device under the encryption: the partition, or one over two disks
+//! backing  the device under the encryption: the partition, or one over two disks
 //! wipe   blocks of an authenticated device are written before they are used
 //! ```
 //!
@@ -27,18 +28,18 @@
 //!
 //! What this module does not do: decide the purpose of this machine (`cluster`).
 
-pub(crate) mod apart;
 pub mod apply;
+pub mod backing;
+pub mod deadline;
+pub(crate) mod detached;
 pub mod error;
 pub(crate) mod fat;
-pub mod ground;
 pub mod header;
 pub mod health;
 pub mod key;
 pub mod luks;
 pub mod machine;
 pub mod maintenance;
-pub mod patience;
 pub mod plan;
 pub mod probe;
 pub mod service;
@@ -55,8 +56,8 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
+pub use self::backing::Backing;
 pub use self::error::Error;
-pub use self::ground::Ground;
 pub use self::health::Health;
 pub use self::key::{Make, Wanted};
 pub use self::service::{Config, RunError, Service};

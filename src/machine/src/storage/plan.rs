@@ -36,7 +36,7 @@ use polis_layout::partitions::DATA;
 use uuid::Uuid;
 
 use super::Kind;
-use super::ground;
+use super::backing;
 use super::header::{Luks, SUBSYSTEM};
 use super::probe::{Content, Xfs};
 use super::table::{Partition, Table};
@@ -262,11 +262,11 @@ pub fn reserve(table: &Table, id: Uuid) -> Result<(Table, Partition), Refusal> {
     let (number, first) = (place.partition().number, place.partition().first);
     let partition = Partition {
         number,
-        name: ground::PARTITION.to_owned(),
-        type_id: ground::TYPE_ID,
+        name: backing::PARTITION.to_owned(),
+        type_id: backing::TYPE_ID,
         id,
         first,
-        last: first + ground::SIZE / table.block_size - 1,
+        last: first + backing::SIZE / table.block_size - 1,
         attributes: 0,
     };
     let mut table = table.clone();
@@ -358,7 +358,7 @@ fn identified(mut table: Table, mut id: impl FnMut() -> Uuid) -> Table {
     }
     table.disk = id();
     let image = |partition: &&mut Partition| {
-        ![TYPE_ID, ground::TYPE_ID].contains(&partition.type_id)
+        ![TYPE_ID, backing::TYPE_ID].contains(&partition.type_id)
             && partition.name.starts_with(NAMES)
     };
     for partition in table.partitions.iter_mut().filter(image) {
@@ -453,7 +453,7 @@ fn describe_luks(luks: &Luks) -> String {
 /// of it are in use.
 fn growth(table: &Table, partition: &Partition, used: u64) -> Option<u64> {
     // The other disk has not grown.
-    if ground::is_mirrored(table) {
+    if backing::is_mirrored(table) {
         return None;
     }
     let end = table

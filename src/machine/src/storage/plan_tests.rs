@@ -371,12 +371,12 @@ fn the_records_of_a_mirror_come_before_the_data_which_no_larger_disk_grows() {
     let id = Uuid::from_u128(77);
     let (table, partition) = reserve(&disk(2000), id).unwrap();
     assert_eq!((partition.number, partition.first, partition.blocks()), (3, 200 * 2048, 4 * 2048));
-    assert!(ground::is_mirrored(&table) && !ground::is_mirrored(&disk(2000)));
+    assert!(backing::is_mirrored(&table) && !backing::is_mirrored(&disk(2000)));
     let Plan::Create { table, partition } = decide(&table, &Content::Blank).unwrap() else {
         panic!("not made")
     };
     assert_eq!((partition.number, partition.first), (4, 204 * 2048));
-    assert_eq!(ground::record(&table).unwrap().id, id, "the identity of the mirror has changed");
+    assert_eq!(backing::record(&table).unwrap().id, id, "the identity of the mirror has changed");
     let larger = Table { blocks: 9000 * 2048, ..table };
     let larger = Table {
         partitions: larger

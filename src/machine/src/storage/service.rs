@@ -41,17 +41,17 @@ use tracing::{info, warn};
 use uuid::Uuid;
 
 use super::apply::{self, apply, before_unlock, clear};
-use super::ground;
+use super::backing;
+use super::deadline::{Bounded, DATA, within};
 use super::health::{self, Fault, Health, What};
 use super::key::{Key, Keys, Make, Passphrase};
 use super::luks::OpenError;
 use super::machine::{self, Live, Target};
 use super::maintenance::maintain;
-use super::patience::{DATA, Patient, within};
 use super::plan::{self, Place, Plan};
 use super::stall;
 use super::table::{Partition, Table, new_id};
-use super::{Error, Ground, Kind, Ready, Status, Wanted};
+use super::{Backing, Error, Kind, Ready, Status, Wanted};
 use polis_base::files::Root;
 use polis_base::stage::{Stage, State};
 use polis_base::sys::command_line;
@@ -83,7 +83,7 @@ pub struct Service {
     /// How the partition does while it is mounted.
     pub health: watch::Sender<Health>,
     /// On what the partition lies, once that is known.
-    pub ground: watch::Receiver<Option<Ground>>,
+    pub backing: watch::Receiver<Option<Backing>>,
 }
 
 /// Why a run ended.
@@ -108,10 +108,10 @@ impl<E: Into<Error>> From<E> for Stop {
 
 /// How long this service leaves the report to the mirror, which names the disk that does not
 /// answer. It asks each disk every ten seconds, so it may notice later that one stalls.
-fn mirror_first(fault: &Fault, ground: &Ground) -> Duration {
-    match ground {
-        Ground::Mirror { alone: None, .. } if fault.what == What::Hung => stall::SLOW,
-        Ground::Mirror { .. } | Ground::Partition => Duration::ZERO,
+fn mirror_first(fault: &Fault, backing: &Backing) -> Duration {
+    match backing {
+        Backing::Mirror { alone: None, .. } if fault.what == What::Hung => stall::SLOW,
+        Backing::Mirror { .. } | Backing::Partition => Duration::ZERO,
     }
 }
 
@@ -177,9 +177,9 @@ impl Service {
 
     /// Marks the partition, and waits for the end of the machine.
     async fn give_up(&self, ctx: &Context) {
-        let disks = match &*self.ground.borrow() {
-            Some(Ground::Mirror { disks, .. }) => disks.clone(),
-            Some(Ground::Partition) | None => vec![self.config.disk.clone()],
+        let disks = match &*self.backing.borrow() {
+            Some(Backing::Mirror { disks, .. }) => disks.clone(),
+            Some(Backing::Partition) | None => vec![self.config.disk.clone()],
         };
         let marked = blocking(move || {
             // The mark on one disk of a mirror counts for both.
@@ -209,7 +209,7 @@ impl Service {
     /// Watches and maintains the partition; returns when it cannot be used any more.
     async fn keep(&self, ctx: &Context, live: &Live, partition: &Partition) -> Error {
         let watched = self.watch(ctx, live, partition);
-        let tended = async {
+        let maintained = async {
             maintain(live, partition).await;
             std::future::pending::<()>().await;
         };
@@ -217,7 +217,7 @@ impl Service {
             // Cancel-safe per its docs.
             found = watched => found,
             // Never ends.
-            () = tended => std::future::pending().await,
+            () = maintained => std::future::pending().await,
         };
         match found {
             Ok(fault) => Error::Failing(fault),
@@ -242,19 +242,19 @@ impl Service {
     ) -> std::io::Result<Fault> {
         let mount = self.config.root.data.mount.path();
         let hung = stall::deadline(&command_line::read().unwrap_or_default());
-        let mut ground = self.ground.clone();
+        let mut backing = self.backing.clone();
         loop {
             let now =
-                ground.borrow_and_update().clone().filter(|_| live.ground != Ground::Partition);
-            let on = Live { ground: now.unwrap_or_else(|| live.ground.clone()), ..live.clone() };
+                backing.borrow_and_update().clone().filter(|_| live.backing != Backing::Partition);
+            let on = Live { backing: now.unwrap_or_else(|| live.backing.clone()), ..live.clone() };
             let devices = on.devices(partition);
             let fault = tokio::select! {
                 // Cancel-safe per its docs.
                 found = health::watch(ctx, &self.health, &devices, mount, hung) => found?,
                 // Cancel-safe: only waits. Without an owner, nothing changes any more.
-                Ok(()) = ground.changed(), if live.ground != Ground::Partition => continue,
+                Ok(()) = backing.changed(), if live.backing != Backing::Partition => continue,
             };
-            sleep(mirror_first(&fault, &on.ground)).await;
+            sleep(mirror_first(&fault, &on.backing)).await;
             return Ok(fault);
         }
     }
@@ -284,10 +284,10 @@ impl Service {
             Plan::Mount { .. } | Plan::Clear { .. } => (Kind::Insecure, None),
             Plan::Unlock { kind, .. } => (*kind, None),
         };
-        let ground = self.ground(&table).await?;
-        let live = self.live(ctx, &table, ground, kind, keys);
+        let backing = self.backing(&table).await?;
+        let live = self.live(ctx, &table, backing, kind, keys);
         let subject = plan.partition().clone();
-        let machine = Patient { machine: &live, watch: ctx, words: DATA };
+        let machine = Bounded { machine: &live, watch: ctx, words: DATA };
         let applied = async {
             let plan = match plan {
                 Plan::Unlock { partition, kind, grow } => {
@@ -312,24 +312,24 @@ impl Service {
     }
 
     /// On what the partition of a disk with this table lies.
-    async fn ground(&mut self, table: &Table) -> Result<Ground, Stop> {
-        if !ground::is_mirrored(table) {
-            return Ok(Ground::Partition);
+    async fn backing(&mut self, table: &Table) -> Result<Backing, Stop> {
+        if !backing::is_mirrored(table) {
+            return Ok(Backing::Partition);
         }
-        let known = event::until(&mut self.ground, "the mirror", Option::clone);
+        let known = event::until(&mut self.backing, "the mirror", Option::clone);
         match known.await.map_err(Stop::Closed)? {
             // What is written to one of the disks alone would not be on the other.
-            Ground::Partition => Err(Error::Unmirrored { disk: self.config.disk.clone() }.into()),
-            mirror @ Ground::Mirror { .. } => Ok(mirror),
+            Backing::Partition => Err(Error::Unmirrored { disk: self.config.disk.clone() }.into()),
+            mirror @ Backing::Mirror { .. } => Ok(mirror),
         }
     }
 
     /// Looks again, once it is decided whether the new partition is mirrored.
     async fn place(&mut self, ctx: &Context, id: Uuid) -> Result<(Table, Plan), Stop> {
-        let decided = event::until(&mut self.ground, "the mirror", Option::clone);
-        let ground = decided.await.map_err(Stop::Closed)?;
+        let decided = event::until(&mut self.backing, "the mirror", Option::clone);
+        let backing = decided.await.map_err(Stop::Closed)?;
         let disk = self.config.disk.clone();
-        let looked = blocking(move || look(disk, &ground, id));
+        let looked = blocking(move || look(disk, &backing, id));
         Ok(within(ctx, "reading the disk", PROBE_MAX, looked).await?)
     }
 
@@ -337,12 +337,12 @@ impl Service {
         &self,
         ctx: &Context,
         table: &Table,
-        ground: Ground,
+        backing: Backing,
         kind: Kind,
         keys: Option<Keys>,
     ) -> Live {
         Live {
-            ground,
+            backing,
             disk: self.config.disk.clone(),
             target: Target::data(&self.config.root),
             mount_options: self.config.mount_options,
@@ -360,19 +360,19 @@ impl Service {
             machine::read_table(&disk).map_err(|source| Error::Disk { disk, source })
         });
         let table = within(ctx, "reading the partition table", PROBE_MAX, read).await?;
-        let ground = self.ground(&table).await?;
+        let backing = self.backing(&table).await?;
         loop {
-            let (disk, on) = (self.config.disk.clone(), ground.clone());
+            let (disk, on) = (self.config.disk.clone(), backing.clone());
             let looked = blocking(move || look(disk, &on, new_id()));
             let (table, plan) = within(ctx, "reading the disk", PROBE_MAX, looked).await?;
             let Plan::Clear { partition } = plan else { return Ok((table, plan)) };
-            let live = self.live(ctx, &table, ground.clone(), Kind::Insecure, None);
+            let live = self.live(ctx, &table, backing.clone(), Kind::Insecure, None);
             if live.is_in_use(&partition) {
                 // It was marked in this boot, and only the next one may wipe it.
                 self.status.send_replace(Status::GivenUp);
                 std::future::pending::<()>().await;
             }
-            let machine = Patient { machine: &live, watch: ctx, words: DATA };
+            let machine = Bounded { machine: &live, watch: ctx, words: DATA };
             Box::pin(clear(&machine, table, partition, new_id())).await?;
         }
     }
@@ -464,14 +464,14 @@ async fn explain(error: apply::Error, live: &Live, partition: &Partition) -> Err
 /// # Errors
 ///
 /// [`Error`] where the disk cannot be read, or where going on would destroy something.
-pub(crate) fn look(disk: PathBuf, ground: &Ground, id: Uuid) -> Result<(Table, Plan), Error> {
+pub(crate) fn look(disk: PathBuf, backing: &Backing, id: Uuid) -> Result<(Table, Plan), Error> {
     let opened = |source| Error::Disk { disk: disk.clone(), source };
     let table = machine::read_table(&disk).map_err(opened)?;
     let mut place = plan::place(&table, id)?;
-    let content = match (&place, ground) {
+    let content = match (&place, backing) {
         // Of two disks, one may have old data.
-        (Place::Made(_), Ground::Mirror { last: None, .. }) => {
-            machine::read_device(&ground::path())
+        (Place::Made(_), Backing::Mirror { last: None, .. }) => {
+            machine::read_device(&backing::path())
         }
         _ => machine::read_content(&disk, &table, place.partition()),
     };
@@ -481,7 +481,8 @@ pub(crate) fn look(disk: PathBuf, ground: &Ground, id: Uuid) -> Result<(Table, P
             Error::Content { what: format!("partition {}", partition.number), source }
         }
     })?;
-    if let (Place::Free(partition), Ground::Mirror { last: Some(last), .. }) = (&mut place, ground)
+    if let (Place::Free(partition), Backing::Mirror { last: Some(last), .. }) =
+        (&mut place, backing)
     {
         plan::limit(partition, *last, table.block_size)?;
     }

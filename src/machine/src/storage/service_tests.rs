@@ -88,7 +88,7 @@ impl Disk {
             wanted: wanted.subscribe(),
             status,
             health: watch::Sender::default(),
-            ground: watch::Sender::new(Some(Ground::Partition)).subscribe(),
+            backing: watch::Sender::new(Some(Backing::Partition)).subscribe(),
         };
         let (ctx, handles) = Context::for_test();
         let mut tasks = tokio::task::JoinSet::new();
@@ -238,10 +238,10 @@ fn an_image_written_over_a_disk_does_not_cost_the_data_behind_a_smaller_system()
     table::write(&disk, &table).unwrap();
     disk.write_all_at(&image, 0).unwrap();
 
-    let (_table, plan) = look(path.clone(), &Ground::Partition, new_id()).unwrap();
+    let (_table, plan) = look(path.clone(), &Backing::Partition, new_id()).unwrap();
     assert!(matches!(plan, Plan::Create { .. }), "{plan:?}");
     disk.write_all_at(b"XFSB", 96 * MIB).unwrap();
-    let refused = look(path.clone(), &Ground::Partition, new_id()).unwrap_err();
+    let refused = look(path.clone(), &Backing::Partition, new_id()).unwrap_err();
     assert!(matches!(refused, Error::Refused(plan::Refusal::Occupied { .. })), "{refused:?}");
     assert_eq!(machine::read_table(&path).unwrap().partitions.len(), 2);
 }
@@ -255,8 +255,8 @@ fn a_mirror_whose_other_disk_is_too_small_gets_no_partition() {
     let first = plan::place(&table, new_id()).unwrap().partition().first;
     let with_room_for = |size: u64| {
         let last = Some(first + size / 512 - 1);
-        let ground = Ground::Mirror { last, alone: None, disks: Vec::new() };
-        look(path.clone(), &ground, new_id())
+        let backing = Backing::Mirror { last, alone: None, disks: Vec::new() };
+        look(path.clone(), &backing, new_id())
     };
     let (_table, made) = with_room_for(plan::SIZE_MIN).unwrap();
     assert!(matches!(made, Plan::Create { .. }), "{made:?}");
@@ -269,7 +269,7 @@ fn a_mirror_whose_other_disk_is_too_small_gets_no_partition() {
 #[test]
 fn the_mirror_is_first_to_name_a_disk_that_stalls() {
     let fault = |what| Fault { what, device: "dm-0".to_owned(), sector: None };
-    let mirror = |alone: Option<&str>| Ground::Mirror {
+    let mirror = |alone: Option<&str>| Backing::Mirror {
         last: None,
         alone: alone.map(str::to_owned),
         disks: Vec::new(),
@@ -277,8 +277,8 @@ fn the_mirror_is_first_to_name_a_disk_that_stalls() {
     let both = mirror(None);
     assert!(mirror_first(&fault(What::Hung), &both) > Duration::from_secs(10));
     assert_eq!(mirror_first(&fault(What::Write), &both), Duration::ZERO);
-    for ground in [mirror(Some("vda")), Ground::Partition] {
-        assert_eq!(mirror_first(&fault(What::Hung), &ground), Duration::ZERO);
+    for backing in [mirror(Some("vda")), Backing::Partition] {
+        assert_eq!(mirror_first(&fault(What::Hung), &backing), Duration::ZERO);
     }
 }
 
@@ -289,13 +289,13 @@ async fn a_disk_of_a_mirror_is_not_used_without_the_mirror() {
     image_at(&path, 64 * MIB, 2048 * MIB);
     let plain = machine::read_table(&path).unwrap();
     let (mirrored, _records) = plan::reserve(&plain, new_id()).unwrap();
-    let mirror = Ground::Mirror { last: None, alone: None, disks: vec![path.clone()] };
-    for (table, ground, allowed) in [
-        (&plain, &Ground::Partition, true),
+    let mirror = Backing::Mirror { last: None, alone: None, disks: vec![path.clone()] };
+    for (table, backing, allowed) in [
+        (&plain, &Backing::Partition, true),
         (&mirrored, &mirror, true),
-        (&mirrored, &Ground::Partition, false),
+        (&mirrored, &Backing::Partition, false),
     ] {
-        let known = watch::Sender::new(Some(ground.clone()));
+        let known = watch::Sender::new(Some(backing.clone()));
         let config =
             Config { disk: path.clone(), root: Root::at(directory.path()), mount_options: "" };
         let mut service = Service {
@@ -303,10 +303,10 @@ async fn a_disk_of_a_mirror_is_not_used_without_the_mirror() {
             wanted: watch::Sender::new(None).subscribe(),
             status: watch::Sender::new(Status::Starting),
             health: watch::Sender::default(),
-            ground: known.subscribe(),
+            backing: known.subscribe(),
         };
-        match service.ground(table).await {
-            Ok(used) => assert!(allowed && used == *ground, "{used:?}"),
+        match service.backing(table).await {
+            Ok(used) => assert!(allowed && used == *backing, "{used:?}"),
             Err(Stop::Trapdoor(refused)) => {
                 assert!(!allowed && matches!(refused, Error::Unmirrored { .. }), "{refused}");
                 let code = polis_base::trapdoor::code::STORAGE_PARTITION_TABLE;

@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 
 use polis_layout::partitions::{ESP, SYSTEM_A, SYSTEM_B};
 
-use super::ground::is_mirrored;
+use super::backing::is_mirrored;
 use super::table;
 use polis_base::sys::block;
 

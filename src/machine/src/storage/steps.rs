@@ -9,7 +9,7 @@
 //! waiting, and its state names the disk.
 //!
 //! What this module does not do: bound the steps of the disk that the machine runs from
-//! (`patience`).
+//! (`deadline`).
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -18,7 +18,7 @@ use tokio::time::{Instant, timeout};
 use tracing::info;
 
 use super::apply::Error;
-use super::patience::{SOON, Watch};
+use super::deadline::{SOON, Watch};
 
 /// A step.
 #[derive(Clone, Debug)]
@@ -105,7 +105,7 @@ impl Watch for Noted<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::patience::SMALL;
+    use super::super::deadline::SMALL;
     use super::*;
 
     #[tokio::test(start_paused = true)]

@@ -15,7 +15,7 @@
 use ring::hmac;
 use zeroize::Zeroizing;
 
-use polis_wire::attestation::derive::{BLOCK, Point, Shared, Way, cfb, kdfa};
+use polis_wire::attestation::derive::{BLOCK, Direction, Point, Shared, cfb, kdfa};
 pub(super) use polis_wire::attestation::derive::{SIZE, Unusable};
 
 /// The session goes on after the command.
@@ -68,7 +68,7 @@ impl Session {
         self::parameter(
             &kdfa(&self.key, b"CFB", &self.ours, &self.theirs),
             parameter,
-            Way::Encrypt,
+            Direction::Encrypt,
         );
     }
 
@@ -101,17 +101,17 @@ impl Session {
         self::parameter(
             &kdfa(&self.key, b"CFB", &self.theirs, &self.ours),
             parameter,
-            Way::Decrypt,
+            Direction::Decrypt,
         );
     }
 }
 
 /// Encrypts or decrypts a parameter: `material` is key and vector.
-fn parameter(material: &[u8; SIZE], data: &mut [u8], way: Way) {
+fn parameter(material: &[u8; SIZE], data: &mut [u8], direction: Direction) {
     let (Some(key), Some(vector)) = (material.first_chunk::<BLOCK>(), material.last_chunk()) else {
         unreachable!("32 bytes are two blocks")
     };
-    cfb(key, *vector, data, way);
+    cfb(key, *vector, data, direction);
 }
 
 #[cfg(test)]

@@ -115,6 +115,7 @@ impl Turn {
         info!(%version, "the update is on the disk; the next start tries it");
         self.changed(Some(Other {
             version: version.clone(),
+            image: Some(image.clone()),
             slot: place.slot.name,
             standing: Standing::Untried,
             cause: None,

@@ -239,8 +239,8 @@ fn a_bundle_that_is_refused_by_its_manifest_changes_nothing() {
 #[test]
 fn a_system_whose_name_cannot_be_removed_is_still_known() {
     let machine = Machine::new("polis-1.0.0.efi");
-    let other =
-        Other { version: Version::new(0, 9, 0), slot: "B", standing: Standing::Good, cause: None };
+    let (version, standing) = (Version::new(0, 9, 0), Standing::Good);
+    let other = Other { version, image: None, slot: "B", standing, cause: None };
     machine.status.send_modify(|status| status.other = Some(other.clone()));
     let kept = machine.config.kernels.join("polis-0.9.0.efi");
     fs::remove_file(&kept).unwrap();

@@ -223,6 +223,8 @@ pub struct Status {
 pub struct Other {
     /// Its version.
     pub version: Version,
+    /// Its image, as bundles name it; `None` unless this boot wrote it.
+    pub image: Option<String>,
     /// Its slot.
     pub slot: &'static str,
     /// What became of it.
@@ -233,7 +235,7 @@ pub struct Other {
 
 impl std::fmt::Display for Other {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { version, slot, standing, cause } = self;
+        let Self { version, image: _, slot, standing, cause } = self;
         write!(f, "{version} in slot {slot}, {standing}")?;
         cause.iter().try_for_each(|cause| write!(f, ": {cause}"))
     }

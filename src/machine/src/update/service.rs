@@ -215,7 +215,7 @@ impl Service {
         // The ledger of failures is empty after a good boot, so this is most likely the trial's.
         let cause = if refused { Some(REFUSED.to_owned()) } else { self.previous.clone() };
         let cause = cause.filter(|_text| standing == Standing::Tried);
-        Other { version, slot: self.config.other_slot(), standing, cause }
+        Other { version, image: None, slot: self.config.other_slot(), standing, cause }
     }
 }
 

@@ -1,7 +1,7 @@
 //! The disk of a volume: finds, makes, opens and mounts it.
 //!
 //! Any disk of the machine may hang. So each is read on a thread of its own, once for all volumes
-//! and for a bounded time (`apart`), and each step on the disk of a volume is noted (`steps`).
+//! and for a bounded time (`detached`), and each step on the disk of a volume is noted (`steps`).
 
 use std::fs::File;
 use std::io;
@@ -15,17 +15,17 @@ use uuid::{Uuid, uuid};
 use super::record::{self, Entry, Record};
 use crate::install::disks::{Disk, Disks};
 use crate::install::{content, select};
-use crate::storage::apart::{self, ANSWER_MAX, Key as DiskKey, Pending, apart, name_of};
 use crate::storage::apply::{self, apply, before_unlock};
+use crate::storage::deadline::{Bounded, LARGE, SMALL, Words};
+use crate::storage::detached::{self, ANSWER_MAX, Key as DiskKey, Pending, detached, name_of};
 use crate::storage::health::Devices;
 use crate::storage::key::Key;
 use crate::storage::luks::OpenError;
 use crate::storage::machine::{self, Live, MOUNT_OPTIONS, Target};
-use crate::storage::patience::{LARGE, Patient, SMALL, Words};
 use crate::storage::plan::{self, Place, Plan};
 use crate::storage::steps::{Late, Noted, Steps};
 use crate::storage::table::{self, Partition, Table};
-use crate::storage::{Ground, Kind};
+use crate::storage::{Backing, Kind};
 use polis_base::files::{self, Dir};
 use polis_base::sys::block;
 use polis_runtime::logtree::Sink;
@@ -254,7 +254,7 @@ impl Machine {
         work: impl FnOnce() -> Result<T, Error> + Send + 'static,
     ) -> Result<T, Error> {
         let name = name_of(disk);
-        let done = self.steps.during(&name, what, SMALL, apart(work)).await;
+        let done = self.steps.during(&name, what, SMALL, detached(work)).await;
         done.map_err(|source| Error::Disk { operation: "work on", disk: name, source })?
     }
 
@@ -332,7 +332,7 @@ impl Machine {
         let names: Vec<String> = others.map(|disk| disk.name.clone()).collect();
         let sys = self.sys.clone();
         let keys = blocking(move || {
-            names.into_iter().map(|name| apart::key(&sys, name)).collect::<Vec<DiskKey>>()
+            names.into_iter().map(|name| detached::key(&sys, name)).collect::<Vec<DiskKey>>()
         });
         let keys = keys.await;
         // What else is being read was pulled.
@@ -341,7 +341,7 @@ impl Machine {
             .iter()
             .map(|key| {
                 let path = self.dev.join(&key.0);
-                self.reads.tables.answer(key.clone(), || apart(move || read_table(&path)))
+                self.reads.tables.answer(key.clone(), || detached(move || read_table(&path)))
             })
             .collect();
         let answers = join_all(reads).await;
@@ -401,7 +401,7 @@ impl Machine {
             disk: disk.to_owned(),
             target,
             mount_options: MOUNT_OPTIONS,
-            ground: Ground::Partition,
+            backing: Backing::Partition,
             block_size: table.block_size,
             kind: entry.kind,
             keys: Some(keys).filter(|_| entry.kind != Kind::Insecure),
@@ -424,7 +424,7 @@ impl Machine {
         plan: Plan,
     ) -> Result<Partition, Error> {
         let watch = Noted { disk: name, steps: &self.steps };
-        let noted = Patient { machine: live, watch: &watch, words: WORDS };
+        let noted = Bounded { machine: live, watch: &watch, words: WORDS };
         let plan = match plan {
             Plan::Unlock { partition, kind, grow } => {
                 let grown = Box::pin(before_unlock(&noted, table.clone(), partition, grow)).await?;

@@ -241,7 +241,7 @@ fn a_step_that_hangs_holds_no_thread_that_the_node_saves_a_file_with() {
             disk: world.base.path().join("vdb"),
             target: world.machine.target(&"db".parse().unwrap()),
             mount_options: MOUNT_OPTIONS,
-            ground: Ground::Partition,
+            backing: Backing::Partition,
             block_size: 512,
             kind: Kind::Insecure,
             keys: None,

@@ -50,7 +50,7 @@ use self::disk::{Machine, Opened, Reads};
 use self::record::Record;
 use crate::install::disks::{List, Steady};
 use crate::parameters::Known;
-use crate::storage::apart::name_of;
+use crate::storage::detached::name_of;
 use crate::storage::health::{self, Devices, Fault, What};
 use crate::storage::maintenance::maintain;
 use crate::storage::stall::{SLOW, Watched};
@@ -248,7 +248,7 @@ impl Volume {
         let kept = async {
             tokio::select! {
                 // Cancel-safe: the maintenance may stop at any moment.
-                () = tend(&opened) => {}
+                () = maintained(&opened) => {}
                 // Cancel-safe: it waits for the kernel's log.
                 watched = self.watch(&ctx, &devices) => if let Err(error) = watched {
                     self.unwatched(&error);
@@ -267,7 +267,7 @@ impl Volume {
     async fn open(&self, ctx: &Context) -> Opened {
         // An earlier run may have ended in the middle of a step.
         let machine = Machine { steps: Steps::default(), ..self.machine.clone() };
-        let mut told = cause::Last::default();
+        let mut last = cause::Last::default();
         let mut steady = Steady::default();
         loop {
             let attempt = async {
@@ -282,11 +282,11 @@ impl Volume {
                 }
             };
             let attempt = Box::pin(attempt);
-            match self.ended(ctx, &machine.steps, &mut told, attempt).await {
+            match self.ended(ctx, &machine.steps, &mut last, attempt).await {
                 Ok(Some(opened)) => return opened,
                 Ok(None) => sleep(POLL).await,
                 Err(error) => {
-                    self.failed(ctx, &mut told, &error);
+                    self.failed(ctx, &mut last, &error);
                     sleep(RETRY).await;
                 }
             }
@@ -299,7 +299,7 @@ impl Volume {
         &self,
         ctx: &Context,
         steps: &Steps,
-        told: &mut cause::Last,
+        last: &mut cause::Last,
         attempt: impl Future<Output = T>,
     ) -> T {
         let mut attempt = std::pin::pin!(attempt);
@@ -310,7 +310,7 @@ impl Volume {
             }
             let late = steps.late().map(disk::Error::Late);
             if let Some(error) = late.as_ref().filter(|_late| !was_late) {
-                self.failed(ctx, told, error);
+                self.failed(ctx, last, error);
             }
             if was_late && late.is_none() {
                 self.set(State::Starting);
@@ -320,14 +320,14 @@ impl Volume {
     }
 
     /// Reports why the volume is not there.
-    fn failed(&self, ctx: &Context, told: &mut cause::Last, error: &disk::Error) {
+    fn failed(&self, ctx: &Context, last: &mut cause::Last, error: &disk::Error) {
         let cause = cause::line(error);
         let is_given_up = self.selector.is_none() && matches!(error, disk::Error::Missing { .. });
         let state = match is_given_up {
             true => State::Absent,
             false => State::Failed { cause: cause.clone() },
         };
-        if told.is_new(&cause) {
+        if last.is_new(&cause) {
             let error = error as &dyn std::error::Error;
             warn!(error, volume = %self.name, "the volume is not there, and is tried again");
             ctx.lines().event(self.line(state.name()).field("cause", &cause));
@@ -441,7 +441,7 @@ impl Volume {
 }
 
 /// Maintains the mounted volume, and waits.
-async fn tend(opened: &Opened) {
+async fn maintained(opened: &Opened) {
     maintain(&opened.live, &opened.partition).await;
     std::future::pending::<()>().await;
 }
@@ -528,8 +528,8 @@ mod tests {
             }
             states
         };
-        let mut told = cause::Last::default();
-        let (done, states) = tokio::join!(volume.ended(&ctx, &steps, &mut told, hung), looks);
+        let mut last = cause::Last::default();
+        let (done, states) = tokio::join!(volume.ended(&ctx, &steps, &mut last, hung), looks);
         assert_eq!(done, 7);
         let cause = states[1].cause().unwrap();
         assert!(cause.contains("vdb") && cause.contains("mounting the volume"), "{cause}");

@@ -14,7 +14,7 @@ use polis_control::cluster::state::Event;
 use polis_runtime::event::{Closed, until};
 use polis_runtime::supervisor::Context;
 use polis_wire::identity::NodeId;
-use polis_wire::rpc::client::{Patience, Repeat};
+use polis_wire::rpc::client::{Repeat, Timeouts};
 use polis_wire::rpc::{self, Credentials};
 
 /// The limits of the interval that a leader may ask for: neither a flood nor a silence.
@@ -33,8 +33,8 @@ pub(super) async fn run(service: Service, ctx: Context) -> Result<(), Closed> {
         let began = Instant::now();
         // Beats that are asked for more often have as much time as the others.
         let longest = interval.max(service.config.heartbeat);
-        let patience = Patience { attempt: longest, total: longest };
-        let client = service.client.clone().patient(patience);
+        let timeouts = Timeouts { attempt: longest, total: longest };
+        let client = service.client.clone().with_timeouts(timeouts);
         let consensus = service.inputs.consensus.borrow().figures();
         let clock = Some(service.inputs.time.borrow().figures());
         let update = Some(turn::report(&service).await);

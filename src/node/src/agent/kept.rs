@@ -3,7 +3,7 @@
 //!
 //! Invariants:
 //! - A kept value never takes the place of one that this node received in this boot, except for
-//!   the networks, which a cluster never changes.
+//!   the networks, which a cluster never changes: no leader replaces those that were kept.
 //! - Roles are neither written nor taken up before the networks that they use.
 
 use polis_proto::v1;
@@ -21,12 +21,18 @@ use polis_runtime::save::Save as _;
 use polis_runtime::supervisor::blocking;
 use polis_wire::pod_network::Networks;
 
-/// Takes up the roles and the firewall of the last boot, until a newer message arrives.
-pub(super) async fn remember(service: &Service) {
+/// The file with the networks cannot be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Damaged;
+
+/// Takes up the roles and the firewall of the last boot, until a newer message arrives. Returns the
+/// networks of pods and Services that the disk has.
+pub(super) async fn remember(service: &Service) -> Option<Networks> {
     // Before the roles: what they start uses them.
-    let roles = match recall_networks(&service.config.networks, &service.outputs.networks).await {
-        true => recall(&service.config.roles, "the roles").await,
-        false => None,
+    let networks = recall_networks(&service.config.networks, &service.outputs.networks).await;
+    let roles = match networks {
+        Ok(_) => recall(&service.config.roles, "the roles").await,
+        Err(Damaged) => None,
     };
     recall_outside(&service.config, &service.outputs.proxy, &service.outputs.log_targets).await;
     let time = recall(&service.config.time_servers, "the time servers").await;
@@ -49,6 +55,7 @@ pub(super) async fn remember(service: &Service) {
         }
         new
     });
+    networks.unwrap_or_default()
 }
 
 /// Writes what the disk does not have yet of a stream. A failed write is repeated with the next
@@ -131,14 +138,17 @@ async fn recall_outside(
     });
 }
 
-/// Takes up the networks of the last boot. False if they cannot be read: those of the cluster may
-/// be others than the default ones then, and the roles wait for a leader. A node without the file
-/// has the default ones: an earlier version wrote its roles.
-async fn recall_networks(file: &File, known: &watch::Sender<Networks>) -> bool {
+/// Takes up the networks of the last boot. If they cannot be read, those of the cluster may be
+/// others than the default ones, and the roles wait for a leader. A node without the file has the
+/// default ones until a leader names others: an earlier version wrote its roles.
+async fn recall_networks(
+    file: &File,
+    known: &watch::Sender<Networks>,
+) -> Result<Option<Networks>, Damaged> {
     let reading = file.clone();
     let kept = match blocking(move || reading.read()).await {
         Ok(Some(bytes)) => v1::ClusterNetworks::decode(bytes.as_slice()).ok(),
-        Ok(None) => return true,
+        Ok(None) => return Ok(None),
         Err(error) => {
             let error = &error as &dyn std::error::Error;
             warn!(error, "cannot read {NETWORKS} of the last boot");
@@ -152,7 +162,7 @@ async fn recall_networks(file: &File, known: &watch::Sender<Networks>) -> bool {
         Some(networks) => show(known, &networks),
         None => warn!("without {NETWORKS}, the roles of this node wait for a leader"),
     }
-    networks.is_some()
+    networks.map(Some).ok_or(Damaged)
 }
 
 /// The time servers of the last boot, unless the leader has sent newer ones.
@@ -239,6 +249,7 @@ mod tests {
         for other in [None, Some(of("172.16.0.1/12")), Some(of("192.168.0.0/16"))] {
             received.apply(event(other));
             assert_eq!(received.networks, Some(networks));
+            assert_eq!(received.networks_fault(), None);
         }
         assert!(keep(&file, networks.to_message().encode_to_vec(), NETWORKS).await);
         received.new_roles = Some(Role::record(&[Role::KubernetesWorker]));
@@ -247,7 +258,7 @@ mod tests {
         assert_eq!(received.roles_to_keep(), received.new_roles);
         let known = watch::Sender::new(Networks::default());
         let mut seen = known.subscribe();
-        assert!(recall_networks(&file, &known).await);
+        assert_eq!(recall_networks(&file, &known).await, Ok(Some(networks)));
         assert_eq!(*seen.borrow_and_update(), networks);
         show(&known, &networks);
         assert!(!seen.has_changed().unwrap(), "the same networks start nothing again");
@@ -260,15 +271,47 @@ mod tests {
         let networks =
             Networks { services: "192.168.0.0/24".parse().unwrap(), ..Networks::default() };
         let known = watch::Sender::new(networks);
-        assert!(recall_networks(&file, &known).await, "an earlier version kept none");
+        let none = recall_networks(&file, &known).await;
+        assert_eq!(none, Ok(None), "an earlier version kept none");
         let half = v1::ClusterNetworks { service_network: String::new(), ..networks.to_message() };
         let mut bad = networks.to_message();
         "10.0.0.1/8".clone_into(&mut bad.pod_network);
         for damaged in [Vec::new(), vec![0xff; 9], half.encode_to_vec(), bad.encode_to_vec()] {
             assert!(keep(&file, damaged.clone(), NETWORKS).await);
-            assert!(!recall_networks(&file, &known).await, "{damaged:?}");
+            assert_eq!(recall_networks(&file, &known).await, Err(Damaged), "{damaged:?}");
         }
         assert_eq!(*known.borrow(), networks, "what the leader named stays");
+    }
+
+    #[tokio::test]
+    async fn kept_networks_stay_where_a_leader_names_others_and_the_fault_says_why() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = File::private(folder.path().join("networks.pb"));
+        let kept = Networks {
+            pods: "172.16.0.0/13".parse().unwrap(),
+            services: "172.24.0.0/16".parse().unwrap(),
+        };
+        assert!(keep(&file, kept.to_message().encode_to_vec(), NETWORKS).await);
+        let known = watch::Sender::new(Networks::default());
+        let recalled = recall_networks(&file, &known).await.unwrap();
+        let mut received = Received::with(recalled);
+        let event = |networks: Networks| v1::WatchEvent {
+            networks: Some(networks.to_message()),
+            ..Default::default()
+        };
+        // A leader of an earlier version wrote the configuration: it names none, so the default.
+        received.apply(event(Networks::default()));
+        assert_eq!(received.networks, Some(kept));
+        let fault = received.networks_fault().unwrap();
+        for part in ["10.192.0.0/11", "172.16.0.0/13", "earlier version", "update all nodes"] {
+            assert!(fault.contains(part), "{fault}");
+        }
+        // The networks are no reason against roles, which use the kept ones.
+        received.kept_networks = Some(kept);
+        received.new_roles = Some(Role::record(&[Role::KubernetesWorker]));
+        assert_eq!(received.roles_to_keep(), received.new_roles);
+        received.apply(event(kept));
+        assert_eq!((received.networks, received.networks_fault()), (Some(kept), None));
     }
 
     #[tokio::test]

@@ -163,6 +163,8 @@ pub struct Inputs {
     pub volumes: watch::Receiver<volumes::Status>,
     /// The key of this node in the mesh, while it has a role of Kubernetes.
     pub mesh_key: watch::Receiver<Option<workload::mesh::PublicKey>>,
+    /// Why the leader names other networks of pods and Services than this node uses.
+    pub networks_fault: watch::Receiver<Option<String>>,
     /// When another machine last opened a connection to the curator of this node.
     pub reached: watch::Receiver<Option<Instant>>,
     /// Whether this node is ready.
@@ -196,6 +198,8 @@ pub struct Outputs {
     /// The networks of pods and Services; the default ones before the first message. They are
     /// known before the roles are.
     pub networks: watch::Sender<Networks>,
+    /// Why the leader names others; `None` while it does not.
+    pub networks_fault: watch::Sender<Option<String>>,
     /// The access list; written where no curator runs.
     pub access_list: watch::Sender<Arc<AccessList>>,
     /// The certificates with which this node serves and calls.

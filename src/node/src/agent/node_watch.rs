@@ -30,6 +30,7 @@ use polis_runtime::supervisor::Context;
 use polis_wire::identity::NodeId;
 use polis_wire::node_roles::{Nodes, Role};
 use polis_wire::pki::Authorities;
+use polis_wire::pod_network::Networks;
 use polis_wire::rpc::client::Repeat;
 
 /// Between two attempts at a stream, on average: see [`pause`].
@@ -44,10 +45,11 @@ pub(super) async fn run(service: Service, ctx: Context) -> Result<(), Closed> {
         until(&mut cluster, "the cluster", |status| status.node.filter(|_| status.is_member()));
     let Some(own) = ctx.until_cancelled(home).await else { return Ok(()) };
     let own = own?;
-    remember(&service).await;
+    // The networks of a cluster never change: each stream begins with those of the last one.
+    let mut networks = remember(&service).await;
     ctx.healthy();
     loop {
-        match ctx.until_cancelled(Box::pin(hear(&service, own))).await {
+        match ctx.until_cancelled(Box::pin(hear(&service, own, &mut networks))).await {
             Some(Ok(())) => debug!("the leader ended the stream"),
             Some(Err(status)) => debug!(%status, "the stream of nodes ended with an error"),
             None => return Ok(()),
@@ -80,7 +82,11 @@ fn pause() -> Duration {
     RETRY.mul_f64(rand::random_range(0.5..1.5))
 }
 
-async fn hear(service: &Service, own: NodeId) -> Result<(), Status> {
+async fn hear(
+    service: &Service,
+    own: NodeId,
+    networks: &mut Option<Networks>,
+) -> Result<(), Status> {
     let request = v1::WatchRequest::default();
     let call = |channel| {
         let request = request.clone();
@@ -89,7 +95,7 @@ async fn hear(service: &Service, own: NodeId) -> Result<(), Status> {
     let mut stream = service.client.call(Repeat::Allowed, call).await?.into_inner();
     // A machine that lost its power does not end its stream; a heartbeat notices first.
     let mut changed = std::pin::pin!(service.client.another_leader());
-    let mut received = Received::default();
+    let mut received = Received::with(*networks);
     loop {
         let event = tokio::select! {
             // Cancel-safe: tonic keeps what has arrived of a message.
@@ -110,6 +116,7 @@ async fn hear(service: &Service, own: NodeId) -> Result<(), Status> {
         if received.current {
             service.outputs.contact.send_replace(Some(Instant::now()));
             publish(service, own, &mut received);
+            *networks = received.networks;
             // Last: the disk may be slow, and callers wait for the list of users.
             store(service, &mut received).await;
         }
@@ -142,6 +149,11 @@ fn publish(service: &Service, own: NodeId, received: &mut Received) {
     if let Some(networks) = &received.networks {
         show(&outputs.networks, networks);
     }
+    let fault = received.networks_fault();
+    if let Some(fault) = fault.as_ref().filter(|_| *outputs.networks_fault.borrow() != fault) {
+        error!("{fault}");
+    }
+    show(&outputs.networks_fault, &fault);
     if let Some(node) = received.nodes.get(&own) {
         let roles = node.roles.unwrap_or_default();
         let is_new = outputs.roles.send_if_modified(|known| {

@@ -41,7 +41,10 @@ pub(super) struct Received {
     pub(super) kept_firewall: Option<Firewall>,
     users: Option<Users>,
     pub(super) authorities: Option<Arc<Authorities>>,
+    /// Those that this node uses: of the last boot, or the first that a leader named.
     pub(super) networks: Option<Networks>,
+    /// Others, which the leader names.
+    pub(super) other_networks: Option<Networks>,
     /// Those that the disk has.
     pub(super) kept_networks: Option<Networks>,
     /// Roles of this node that the disk does not have yet.
@@ -50,6 +53,11 @@ pub(super) struct Received {
 }
 
 impl Received {
+    /// Nothing yet, for a node that uses these networks.
+    pub(super) fn with(networks: Option<Networks>) -> Self {
+        Self { networks, ..Self::default() }
+    }
+
     pub(super) fn apply(&mut self, event: v1::WatchEvent) {
         for gone in event.gone {
             if let Ok(id) = gone.parse() {
@@ -94,8 +102,9 @@ impl Received {
                 Err(error) => error!(%error, "the firewall of the cluster is not used"),
             }
         }
-        if let Some(networks) = event.networks {
-            self.networks = read_networks(&networks).or(self.networks);
+        if let Some(named) = event.networks.as_ref().and_then(read_networks) {
+            let used = *self.networks.get_or_insert(named);
+            self.other_networks = (named != used).then_some(named);
         }
         if let Some(users) = event.users {
             self.users = Some(rpc::users(&users.users));
@@ -113,6 +122,17 @@ impl Received {
     /// boot begins with the default ones.
     pub(super) fn roles_to_keep(&self) -> Option<v1::NodeRoles> {
         self.new_roles.filter(|_| self.networks == self.kept_networks)
+    }
+
+    /// Why the leader names other networks than this node uses; `None` while it does not.
+    pub(super) fn networks_fault(&self) -> Option<String> {
+        let (used, named) = self.networks.zip(self.other_networks)?;
+        Some(format!(
+            "the leader names the networks {} for pods and {} for Services, and this node keeps \
+             {} and {}: a leader of an earlier version dropped them from the configuration of the \
+             cluster; update all nodes, then restore a snapshot of etcd from before",
+            named.pods, named.services, used.pods, used.services,
+        ))
     }
 
     /// The access list, where `before` had it.

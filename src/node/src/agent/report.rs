@@ -78,6 +78,8 @@ pub struct Subject<'a> {
     pub mirror: &'a mirror::Status,
     /// Its further disks.
     pub volumes: &'a volumes::Status,
+    /// Why the leader names other networks of pods and Services than this node uses.
+    pub networks_fault: Option<&'a str>,
 }
 
 impl Subject<'_> {
@@ -127,7 +129,7 @@ impl Subject<'_> {
                 .as_ref()
                 .map(|other| bounded(other.to_string()))
                 .unwrap_or_default(),
-            network: Some(links(self.network)),
+            network: Some(links(self.network, self.networks_fault)),
             mirror: self.mirror.as_ref().map(|it| bounded(it.text())).unwrap_or_default(),
             volumes: volumes(self.volumes),
             ..Default::default()
@@ -151,8 +153,9 @@ fn volumes(status: &volumes::Status) -> Vec<v1::VolumeReport> {
     all.into_iter().take(VOLUMES_MAX).map(report).collect()
 }
 
-/// The links, their faults, and how it stands with an order.
-fn links(network: &network::Status) -> v1::NetworkReport {
+/// The links, the faults, of which that of pods and Services is the first, and the state of an
+/// order.
+fn links(network: &network::Status, networks_fault: Option<&str>) -> v1::NetworkReport {
     let link = |interface: &network::Interface| {
         let (kind, on, vlan) = match &interface.kind {
             network::Kind::Card(None) => ("card", None, 0),
@@ -176,12 +179,13 @@ fn links(network: &network::Status) -> v1::NetworkReport {
             vlan: vlan.into(),
         }
     };
+    let faults = networks_fault.map(str::to_owned).into_iter().chain(network.faults.clone());
     v1::NetworkReport {
         number: network.change.number,
         state: network.change.state.into(),
         cause: bounded(network.change.cause.clone()),
         links: network.interfaces.iter().take(LINKS_MAX).map(link).collect(),
-        faults: network.faults.iter().take(FAULTS_MAX).cloned().map(bounded).collect(),
+        faults: faults.take(FAULTS_MAX).map(bounded).collect(),
     }
 }
 
@@ -282,6 +286,7 @@ fn fold(service: &mut Service, boot_id: &str) -> v1::NodeStatus {
     let update = inputs.update.borrow_and_update().clone();
     let mirror = inputs.mirror.borrow_and_update().clone();
     let volumes = inputs.volumes.borrow_and_update().clone();
+    let networks_fault = inputs.networks_fault.borrow_and_update().clone();
     let keys = service.outputs.cluster.borrow().keys.clone();
     Subject {
         version: &inputs.environment.version,
@@ -292,12 +297,13 @@ fn fold(service: &mut Service, boot_id: &str) -> v1::NodeStatus {
         consensus: &consensus,
         keys: keys.as_ref(),
         workload: &workload,
-        memory: workload::ground::cgroup::memory(Path::new("/proc")),
+        memory: workload::host::cgroup::memory(Path::new("/proc")),
         firewall: &firewall,
         slot: &inputs.environment.slot,
         update: &update,
         mirror: &mirror,
         volumes: &volumes,
+        networks_fault: networks_fault.as_deref(),
     }
     .report()
 }
@@ -333,6 +339,9 @@ async fn changed(
         changed = inputs.mirror.changed() => changed.map_err(|_closed| Closed("the mirror")),
         changed = inputs.volumes.changed() => changed.map_err(|_closed| Closed("the volumes")),
         changed = inputs.mesh_key.changed() => changed.map_err(|_closed| Closed("the mesh")),
+        changed = inputs.networks_fault.changed() => {
+            changed.map_err(|_closed| Closed("the networks of pods and Services"))
+        }
         // Only a node in the mesh compares its record with its key.
         changed = nodes.changed(), if key.is_some() => {
             changed.map_err(|_closed| Closed("the nodes"))
@@ -402,10 +411,14 @@ mod tests {
         let conflict = "another machine, 02:00:00:00:00:09, has the address 10.0.2.15 of eth0, too";
         let mut faults = vec![conflict.to_owned(), "é".repeat(WORDS_MAX)];
         faults.resize(FAULTS_MAX + 1, "vlan7 has no link".to_owned());
-        let reported = links(&network::Status { faults, ..network::Status::default() }).faults;
+        let status = network::Status { faults, ..network::Status::default() };
+        let reported = links(&status, None).faults;
         assert_eq!(reported[0], conflict);
         assert!(reported.iter().all(|fault| fault.len() <= WORDS_MAX));
         assert_eq!(reported.len(), FAULTS_MAX, "what the leader takes");
+        let other = "the leader names other networks";
+        let reported = links(&status, Some(other)).faults;
+        assert_eq!((&*reported[0], &*reported[1], reported.len()), (other, conflict, FAULTS_MAX));
     }
 
     #[test]
@@ -421,6 +434,7 @@ mod tests {
         };
         let other = update::Other {
             version: semver::Version::new(0, 2, 0),
+            image: None,
             slot: "A",
             standing: update::Standing::Tried,
             cause: Some("guru 0310".to_owned()),
@@ -452,6 +466,7 @@ mod tests {
                 update: &update,
                 mirror: &None,
                 volumes: &volumes,
+                networks_fault: None,
             }
             .report()
         };

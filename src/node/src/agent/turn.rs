@@ -205,17 +205,46 @@ enum Do {
     Install,
     /// It is there.
     Restart,
-    /// It was tried in this turn, and did not stay.
+    /// It was tried in this turn and did not stay, or another system of its version runs.
     Failed(String),
 }
 
-/// Reads the disk: `version` runs in the boot `boot_id`, beside the system `other`.
-fn decide(turn: &v1::UpdateTurn, version: &str, boot_id: &str, other: Option<&Other>) -> Do {
-    let wanted = turn.bundle.as_ref().and_then(|bundle| Version::parse(&bundle.version).ok());
-    if wanted.is_some() && Version::parse(version).ok() == wanted {
+/// The system that runs.
+#[derive(Clone, Copy, Debug)]
+struct Running<'a> {
+    version: &'a str,
+    variant: &'a str,
+    image: &'a str,
+}
+
+/// Reads the disk: `running` runs in the boot `boot_id`, beside the system `other`. The version
+/// alone decides where the image of one of the two is not known.
+fn decide(turn: &v1::UpdateTurn, running: Running<'_>, boot_id: &str, other: Option<&Other>) -> Do {
+    let bundle = turn.bundle.clone().unwrap_or_default();
+    let wanted = Version::parse(&bundle.version).ok();
+    let is_another = |image: &str| {
+        let known = !image.is_empty() && !bundle.image.is_empty();
+        known && image != bundle.image
+    };
+    if wanted.is_some() && Version::parse(running.version).ok() == wanted {
+        // The leader counts an image of another variant as the same system, too.
+        if running.variant == bundle.variant && is_another(running.image) {
+            let Running { version, image, .. } = running;
+            return Do::Failed(format!(
+                "this node runs another system of version {version}: its image is {image}, and \
+                 that of the bundle is {}; a node takes a newer version only, so build the bundle \
+                 with one",
+                bundle.image
+            ));
+        }
         return Do::Nothing;
     }
-    match other.filter(|other| Some(&other.version) == wanted.as_ref()) {
+    // An owner may have sent another build of the version: it is replaced, not started.
+    let is_wanted = |other: &&Other| {
+        let is_another = other.image.as_deref().is_some_and(is_another);
+        Some(&other.version) == wanted.as_ref() && !is_another
+    };
+    match other.filter(is_wanted) {
         Some(Other { standing: Standing::Untried, .. })
             if !turn.left.is_empty() && boot_id != turn.left =>
         {
@@ -245,8 +274,10 @@ async fn take(
     let mut reports = service.outputs.report.subscribe();
     let report = reports.wait_for(|report| !report.boot_id.is_empty()).await;
     let boot_id = report.map_err(|_closed| "the number of this boot is not known")?.boot_id.clone();
-    let version = &service.tools.door.config().version;
-    match decide(turn, version, &boot_id, known.other.as_ref()) {
+    let config = service.tools.door.config();
+    let (version, variant) = (config.version.as_str(), config.variant.as_str());
+    let running = Running { version, variant, image: &service.inputs.environment.image };
+    match decide(turn, running, &boot_id, known.other.as_ref()) {
         Do::Nothing => return Ok(()),
         Do::Failed(cause) => return Err(cause),
         Do::Restart => {}
@@ -294,10 +325,10 @@ async fn fetched(
                 }
                 return Err(format!("the bundle has version {}", installed.version));
             }
-            Err(Trouble::Way(cause)) if begun.elapsed() >= ATTEMPTS => {
+            Err(Trouble::Retry(cause)) if begun.elapsed() >= ATTEMPTS => {
                 return Err(format!("for {} minutes: {cause}", ATTEMPTS.as_secs() / 60));
             }
-            Err(Trouble::Way(cause)) => {
+            Err(Trouble::Retry(cause)) => {
                 debug!(cause, "cannot fetch the bundle");
                 note(Phase::Fetch, cause);
                 sleep(RETRY).await;
@@ -310,7 +341,7 @@ async fn fetched(
 /// Why a bundle was not installed.
 enum Trouble {
     /// It did not come whole; another attempt may do better.
-    Way(String),
+    Retry(String),
     /// It breaks a rule, or this machine cannot take it.
     Bundle(String),
 }
@@ -319,7 +350,7 @@ impl From<Error> for Trouble {
     fn from(error: Error) -> Self {
         let text = cause::line(&error);
         match error {
-            Error::Busy | Error::OnTrial => Self::Way(text),
+            Error::Busy | Error::OnTrial => Self::Retry(text),
             _ => Self::Bundle(text),
         }
     }
@@ -334,9 +365,10 @@ async fn fetch(
     anew: &mut bool,
 ) -> Result<Installed, Trouble> {
     let entered = service.tools.door.enter(ctx.lines().clone())?;
-    let way = |text: String| Trouble::Way(text);
+    let retry = |text: String| Trouble::Retry(text);
     let image = turn.bundle.clone().unwrap_or_default().image;
-    let holder: NodeId = turn.holder.parse().map_err(|_id| way("no node has the bundle".into()))?;
+    let holder: NodeId =
+        turn.holder.parse().map_err(|_id| retry("no node has the bundle".into()))?;
     note(Phase::Fetch, String::new());
     let runs = service.inputs.consensus.borrow().cluster_version;
     let etcd = EtcdTarget { runs, one_way: turn.one_way };
@@ -344,7 +376,7 @@ async fn fetch(
         let bundles = service.tools.bundles.clone();
         let own = image.clone();
         let file = blocking(move || bundles.open(&own)).await?;
-        let file = file.ok_or_else(|| way("this node no longer has the bundle".to_owned()))?;
+        let file = file.ok_or_else(|| retry("this node no longer has the bundle".to_owned()))?;
         note(Phase::Install, String::new());
         // The thread reads on only while this waits for it.
         let lasts = Arc::new(());
@@ -355,12 +387,12 @@ async fn fetch(
     }
     let credentials = service.outputs.credentials.borrow().clone();
     let known = credentials.as_ref().and_then(|credentials| credentials.authorities.clone());
-    let known = known.ok_or_else(|| way("this node has no certificate".to_owned()))?;
+    let known = known.ok_or_else(|| retry("this node has no certificate".to_owned()))?;
     let (expect, trust) = (Expect::Node(holder), Trust::cluster(known));
     let port = service.config.management_port;
     let connection =
         Box::pin(dial(&turn.holder_address, port, expect, &trust, credentials.as_ref())).await;
-    let connection = connection.map_err(|error| way(cause::line(&error)))?;
+    let connection = connection.map_err(|error| retry(cause::line(&error)))?;
     // Once: a transfer that begins now and breaks is continued again.
     let begins = std::mem::take(anew);
     let unfinished = entered.unfinished(Purpose::Install);
@@ -369,7 +401,7 @@ async fn fetch(
     let asked = NodeManagementClient::new(connection.channel)
         .fetch_bundle(v1::FetchBundleRequest { image, at })
         .await;
-    let answer = asked.map_err(|status| way(format!("{holder}: {}", status.message())))?;
+    let answer = asked.map_err(|status| retry(format!("{holder}: {}", status.message())))?;
     // A holder that does not know of `at` sends everything.
     let at = resumes_at(answer.metadata());
     note(Phase::Install, String::new());
@@ -385,7 +417,7 @@ async fn fetch(
         // them: the next attempt begins anew.
         _ => {
             *anew = true;
-            way(cause::line(&error))
+            retry(cause::line(&error))
         }
     })
 }
@@ -413,8 +445,8 @@ async fn passed_on(
     pieces: mpsc::Sender<Vec<u8>>,
 ) -> Result<(), Trouble> {
     let silent =
-        |_elapsed| Trouble::Way(format!("{holder} has sent nothing for {} s", STALL.as_secs()));
-    let refused = |status: Status| Trouble::Way(format!("{holder}: {}", status.message()));
+        |_elapsed| Trouble::Retry(format!("{holder} has sent nothing for {} s", STALL.as_secs()));
+    let refused = |status: Status| Trouble::Retry(format!("{holder}: {}", status.message()));
     loop {
         let piece = timeout(STALL, stream.message()).await.map_err(silent)?.map_err(refused)?;
         let Some(piece) = piece else { return Ok(()) };
@@ -460,18 +492,29 @@ mod tests {
     use super::*;
 
     fn turn() -> v1::UpdateTurn {
-        let bundle = v1::UpdateBundle { version: "1.1.0".to_owned(), ..Default::default() };
+        let bundle = v1::UpdateBundle {
+            version: "1.1.0".to_owned(),
+            variant: "full".to_owned(),
+            image: "00".to_owned(),
+            ..Default::default()
+        };
         v1::UpdateTurn { bundle: Some(bundle), boot_id: "first".to_owned(), ..Default::default() }
     }
 
     fn other(version: &str, standing: Standing) -> Other {
-        Other { version: version.parse().unwrap(), slot: "B", standing, cause: None }
+        let version = version.parse().unwrap();
+        Other { version, image: None, slot: "B", standing, cause: None }
+    }
+
+    fn running(version: &str) -> Running<'_> {
+        Running { version, variant: "full", image: "" }
     }
 
     #[test]
     fn the_disk_says_what_there_is_to_do_in_a_turn() {
-        let at =
-            |version, boot, other: Option<Other>| decide(&turn(), version, boot, other.as_ref());
+        let at = |version, boot, other: Option<Other>| {
+            decide(&turn(), running(version), boot, other.as_ref())
+        };
         assert_eq!(at("1.1.0", "second", Some(other("1.0.0", Standing::Good))), Do::Nothing);
         assert_eq!(at("1.0.0", "first", None), Do::Install);
         assert_eq!(at("1.0.0", "first", Some(other("0.9.0", Standing::Good))), Do::Install);
@@ -480,8 +523,9 @@ mod tests {
         assert_eq!(at("1.0.0", "second", Some(untried.clone())), Do::Restart);
         // It had its leave: in the same boot it restarts, in another one the loader did not try.
         let left = v1::UpdateTurn { left: "first".to_owned(), ..turn() };
-        assert_eq!(decide(&left, "1.0.0", "first", Some(&untried)), Do::Restart);
-        assert!(matches!(decide(&left, "1.0.0", "second", Some(&untried)), Do::Failed(_)));
+        let old = running("1.0.0");
+        assert_eq!(decide(&left, old, "first", Some(&untried)), Do::Restart);
+        assert!(matches!(decide(&left, old, "second", Some(&untried)), Do::Failed(_)));
         // It was left before this turn: this is another attempt.
         let tried = other("1.1.0", Standing::Tried);
         assert_eq!(at("1.0.0", "first", Some(tried.clone())), Do::Install);
@@ -491,6 +535,29 @@ mod tests {
         assert_eq!(failed, Do::Failed(text));
         // Another bundle that was tried says nothing of this one.
         assert_eq!(at("1.0.0", "second", Some(other("1.2.0", Standing::Tried))), Do::Install);
+    }
+
+    #[test]
+    fn another_build_of_the_version_is_not_the_system_of_the_bundle() {
+        let runs = |image, variant| {
+            let running = Running { version: "1.1.0", variant, image };
+            decide(&turn(), running, "first", None)
+        };
+        let Do::Failed(cause) = runs("ff", "full") else { panic!() };
+        assert!(cause.contains("its image is ff") && cause.contains("is 00"), "{cause}");
+        // The same build, one that is not reported, and one of another variant.
+        for (image, variant) in [("00", "full"), ("", "full"), ("ff", "base")] {
+            assert_eq!(runs(image, variant), Do::Nothing, "{image} {variant}");
+        }
+        // On the disk, untried: what this boot wrote there is known.
+        let beside = |image: Option<&str>| {
+            let image = image.map(str::to_owned);
+            let other = Other { image, ..other("1.1.0", Standing::Untried) };
+            decide(&turn(), running("1.0.0"), "first", Some(&other))
+        };
+        assert_eq!(beside(Some("ff")), Do::Install);
+        assert_eq!(beside(Some("00")), Do::Restart);
+        assert_eq!(beside(None), Do::Restart);
     }
 
     #[test]
@@ -529,7 +596,7 @@ mod tests {
             (polis_bundle::Refusal::Foreign.into(), false),
             (Error::Lost, false),
         ] {
-            assert_eq!(matches!(Trouble::from(error), Trouble::Way(_)), again);
+            assert_eq!(matches!(Trouble::from(error), Trouble::Retry(_)), again);
         }
     }
 }

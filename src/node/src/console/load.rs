@@ -27,7 +27,7 @@ use super::counters::{Counters, Space, space};
 use polis_base::files;
 use polis_base::sys::quota::Usage;
 use polis_runtime::supervisor::{Context, blocking};
-use polis_workload::ground;
+use polis_workload::host;
 
 /// Between two samples: what a column of a chart stands for.
 const PACE: Duration = Duration::from_secs(2);
@@ -89,7 +89,7 @@ impl Service {
     async fn disk(&self) -> (Option<Space>, Option<Usage>) {
         let data = Arc::clone(&self.data);
         blocking(move || {
-            let quota = ground::quota::usage(&data).ok().filter(|usage| usage.limits.bytes > 0);
+            let quota = host::quota::usage(&data).ok().filter(|usage| usage.limits.bytes > 0);
             (space(data.mount.path(), data.unwritten.path()), quota)
         })
         .await

@@ -21,11 +21,11 @@ mod attention;
 mod counters;
 mod fingerprint_words;
 mod fold;
+mod history;
 mod load;
 mod logs;
 pub mod members;
 pub mod nodes;
-mod past;
 mod screen;
 mod watched;
 mod workloads;
@@ -229,7 +229,7 @@ impl Service {
         };
         let words = fingerprint_words::Service { requested: asked.subscribe(), words };
         let members = self.members.clone();
-        let past = past::Service {
+        let past = history::Service {
             consensus: members.consensus.clone(),
             members: members.members.clone(),
             past,

@@ -1,4 +1,4 @@
-//! One terminal, with the test at its far end.
+//! One pseudo terminal, with the test at its master end.
 
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -10,14 +10,14 @@ use tokio::io::unix::AsyncFd;
 
 use super::*;
 
-/// The far end of a terminal, and its name under `/dev`.
-struct Far {
+/// The master end of a pseudo terminal, and the name of the other end under `/dev`.
+struct Pty {
     fd: AsyncFd<OwnedFd>,
     name: String,
     seen: Vec<u8>,
 }
 
-impl Far {
+impl Pty {
     fn new(size: Option<Size>) -> Self {
         let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY;
         let fd = openpt(flags).unwrap();
@@ -62,7 +62,7 @@ impl Far {
             let mut buffer = [0; 4096];
             match rustix::io::read(&self.fd, &mut buffer) {
                 Ok(length) => self.seen.extend(&buffer[..length]),
-                // The near end is not open yet, or not any more.
+                // The other end is not open yet, or not any more.
                 Err(rustix::io::Errno::IO) => tokio::task::yield_now().await,
                 Err(_again) => ready.clear_ready(),
             }
@@ -71,14 +71,14 @@ impl Far {
 }
 
 /// A terminal that a test drives itself, step by step.
-fn attach(far: &Far) -> Attached {
+fn attach(pty: &Pty) -> Attached {
     let service = Service {
-        name: far.name.clone(),
+        name: pty.name.clone(),
         snapshot: watch::channel(named("first")).1,
         end: watch::Sender::default(),
         attention: Attention::default(),
     };
-    Attached::open(&Path::new("/dev").join(&far.name), &service).unwrap()
+    Attached::open(&Path::new("/dev").join(&pty.name), &service).unwrap()
 }
 
 fn named(version: &str) -> Arc<Snapshot> {
@@ -87,11 +87,11 @@ fn named(version: &str) -> Arc<Snapshot> {
     Arc::new(snapshot)
 }
 
-fn start(far: &Far) -> (watch::Sender<Arc<Snapshot>>, Context, polis_runtime::supervisor::Handles) {
+fn start(pty: &Pty) -> (watch::Sender<Arc<Snapshot>>, Context, polis_runtime::supervisor::Handles) {
     let (sender, snapshot) = watch::channel(named("first"));
     let (ctx, handles) = Context::for_test();
     let service = Service {
-        name: far.name.clone(),
+        name: pty.name.clone(),
         snapshot,
         end: watch::Sender::default(),
         attention: Attention::default(),
@@ -103,23 +103,23 @@ fn start(far: &Far) -> (watch::Sender<Arc<Snapshot>>, Context, polis_runtime::su
 
 #[tokio::test]
 async fn what_changes_is_drawn_and_keys_turn_pages() {
-    let mut far = Far::new(Some(Size { columns: 80, rows: 24 }));
-    let (snapshot, _ctx, handles) = start(&far);
-    far.wait_for("\x1b[2J").await;
-    far.wait_for("first").await;
+    let mut pty = Pty::new(Some(Size { columns: 80, rows: 24 }));
+    let (snapshot, _ctx, handles) = start(&pty);
+    pty.wait_for("\x1b[2J").await;
+    pty.wait_for("first").await;
     snapshot.send_replace(named("other"));
-    far.wait_for("other").await;
-    far.press(b"\x0c");
-    far.wait_for("\x1b[2J").await;
-    far.wait_for("other").await;
+    pty.wait_for("other").await;
+    pty.press(b"\x0c");
+    pty.wait_for("\x1b[2J").await;
+    pty.wait_for("other").await;
     handles.cancel().await;
 }
 
 #[tokio::test]
 async fn while_only_time_passes_no_page_is_laid_out() {
-    let mut far = Far::new(Some(Size { columns: 80, rows: 24 }));
+    let mut pty = Pty::new(Some(Size { columns: 80, rows: 24 }));
     let snapshot = watch::channel(named("first")).1;
-    let mut attached = attach(&far);
+    let mut attached = attach(&pty);
     let first = named("first");
     attached.draw(Arc::clone(&first));
     for second in 10..60 {
@@ -129,31 +129,31 @@ async fn while_only_time_passes_no_page_is_laid_out() {
         attached.draw(Arc::new(snapshot));
         assert!(Arc::ptr_eq(attached.page.as_ref().unwrap(), &first), "a page was drawn");
     }
-    far.wait_for("12:00:10").await;
+    pty.wait_for("12:00:10").await;
     attached.press(vec![Key::Cursor { row: 24, column: 80 }], &snapshot);
     assert!(attached.page.is_some(), "an answer about the size is not a key");
     attached.press(vec![Key::F(2)], &snapshot);
     assert!(attached.stale && attached.page.is_none(), "a key turns a page");
     assert!(attached.writer.ready().await);
     attached.draw(named("other"));
-    far.wait_for("other").await;
+    pty.wait_for("other").await;
 }
 
 #[tokio::test]
 async fn a_terminal_without_a_size_is_asked_for_it() {
-    let mut far = Far::new(None);
-    let (_snapshot, _ctx, handles) = start(&far);
-    far.wait_for("\x1b[6n").await;
-    far.press(b"\x1b[50;160R");
+    let mut pty = Pty::new(None);
+    let (_snapshot, _ctx, handles) = start(&pty);
+    pty.wait_for("\x1b[6n").await;
+    pty.press(b"\x1b[50;160R");
     // A larger screen starts over.
-    far.wait_for("\x1b[2J").await;
+    pty.wait_for("\x1b[2J").await;
     handles.cancel().await;
 }
 
 #[tokio::test]
 async fn a_line_that_echoes_presses_few_keys_and_ends_no_machine() {
-    let mut far = Far::new(Some(Size { columns: 80, rows: 24 }));
-    let mut attached = attach(&far);
+    let mut pty = Pty::new(Some(Size { columns: 80, rows: 24 }));
+    let mut attached = attach(&pty);
     let snapshot = watch::channel(named("first")).1;
     attached.draw(named("first"));
     let input = "PRYPOYy".repeat(1000).chars().map(Key::Char).collect();
@@ -162,21 +162,21 @@ async fn a_line_that_echoes_presses_few_keys_and_ends_no_machine() {
     // A key after the next picture counts again.
     assert!(attached.writer.ready().await);
     attached.draw(named("other"));
-    far.wait_for("other").await;
+    pty.wait_for("other").await;
     attached.press(vec![Key::Esc, Key::F(2)], &snapshot);
     assert_eq!(attached.view.page(), polis_tui::Page::Cluster);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_text_that_comes_letter_by_letter_ends_no_machine_and_a_person_who_reads_does() {
-    let mut far = Far::new(Some(Size { columns: 80, rows: 24 }));
-    let mut attached = attach(&far);
+    let mut pty = Pty::new(Some(Size { columns: 80, rows: 24 }));
+    let mut attached = attach(&pty);
     let snapshot = watch::channel(named("first")).1;
     let mut press = async |letters: &str, pause| {
         for letter in letters.chars() {
             for version in ["first", "other"] {
                 while attached.writer.ready().now_or_never().is_none() {
-                    far.read();
+                    pty.read();
                     tokio::task::yield_now().await;
                 }
                 attached.draw(named(version));
@@ -210,8 +210,8 @@ async fn ask(attached: &mut Attached) {
 
 #[tokio::test(start_paused = true)]
 async fn a_late_answer_of_a_line_does_not_look_like_a_new_client() {
-    let mut far = Far::new(None);
-    let mut attached = attach(&far);
+    let mut pty = Pty::new(None);
+    let mut attached = attach(&pty);
     attached.draw(named("first"));
     for _ in 0..20 {
         // Three questions are on their way before the first is answered.
@@ -222,15 +222,15 @@ async fn a_late_answer_of_a_line_does_not_look_like_a_new_client() {
         attached.receive_size(CORNER);
         assert!(attached.page.is_some(), "drawn whole for somebody who was there before");
     }
-    far.wait_for("\x1b[2J").await;
-    far.read();
-    assert_eq!(far.count("\x1b[2J"), 0, "the terminal was cleared again");
+    pty.wait_for("\x1b[2J").await;
+    pty.read();
+    assert_eq!(pty.count("\x1b[2J"), 0, "the terminal was cleared again");
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_question_that_waits_behind_a_picture_is_not_asked() {
-    let far = Far::new(None);
-    let mut attached = attach(&far);
+    let pty = Pty::new(None);
+    let mut attached = attach(&pty);
     // More than a pseudo terminal holds: the thread is stuck with it.
     assert!(attached.writer.send(vec![b'x'; 1 << 20]));
     for _ in 0..10 {
@@ -242,27 +242,27 @@ async fn a_question_that_waits_behind_a_picture_is_not_asked() {
 
 #[tokio::test(start_paused = true)]
 async fn a_new_client_after_a_silence_gets_the_whole_picture_without_flicker() {
-    let mut far = Far::new(None);
-    let mut attached = attach(&far);
+    let mut pty = Pty::new(None);
+    let mut attached = attach(&pty);
     attached.draw(named("first"));
     ask(&mut attached).await;
     tokio::time::advance(ABSENT_AFTER).await;
     attached.ask_for_size();
-    far.wait_for("first").await;
-    far.wait_for("\x1b[6n").await;
+    pty.wait_for("first").await;
+    pty.wait_for("\x1b[6n").await;
     attached.receive_size(CORNER);
     assert!(attached.stale && attached.page.is_none());
     assert!(attached.writer.ready().await);
     attached.draw(named("first"));
-    far.wait_for("first").await;
-    far.wait_for("[1 Boot]").await;
-    assert_eq!(far.count("\x1b[2J"), 0, "what is there needs no clearing");
+    pty.wait_for("first").await;
+    pty.wait_for("[1 Boot]").await;
+    assert_eq!(pty.count("\x1b[2J"), 0, "what is there needs no clearing");
     // The same answer again is nothing new.
     attached.receive_size(CORNER);
     assert!(!attached.stale);
 }
 
-/// The picture at a far end of 80 x 24.
+/// The picture at a master end of 80 x 24.
 fn seen(bytes: &[u8]) -> String {
     let mut parser = vt100::Parser::new(24.try_into().unwrap(), 80.try_into().unwrap(), 0);
     parser.process(bytes);
@@ -271,20 +271,20 @@ fn seen(bytes: &[u8]) -> String {
 
 #[tokio::test]
 async fn two_terminals_have_a_page_each_and_one_that_is_not_read_holds_up_neither() {
-    let [mut near, far] = [(); 2].map(|()| Far::new(Some(Size { columns: 80, rows: 24 })));
-    let (snapshot, _ctx, handles) = start(&near);
-    let (other, _other_ctx, other_handles) = start(&far);
-    near.wait_for("[1 Boot]").await;
-    near.press(b"2");
-    near.wait_for("[2 Cluster]").await;
+    let [mut first, second] = [(); 2].map(|()| Pty::new(Some(Size { columns: 80, rows: 24 })));
+    let (snapshot, _ctx, handles) = start(&first);
+    let (other, _other_ctx, other_handles) = start(&second);
+    first.wait_for("[1 Boot]").await;
+    first.press(b"2");
+    first.wait_for("[2 Cluster]").await;
     for version in ["second", "third"] {
         snapshot.send_replace(named(version));
         other.send_replace(named(version));
-        near.wait_for(version).await;
+        first.wait_for(version).await;
     }
-    let mut far = far;
-    far.wait_for("third").await;
-    assert_eq!(far.count("[2 Cluster]"), 0, "a page was turned for somebody else");
+    let mut second = second;
+    second.wait_for("third").await;
+    assert_eq!(second.count("[2 Cluster]"), 0, "a key on one screen changed the other");
     handles.cancel().await;
     other_handles.cancel().await;
 }
@@ -311,8 +311,8 @@ fn full(number: usize) -> Snapshot {
 
 #[tokio::test]
 async fn a_slow_line_skips_pictures_and_has_the_newest_whole_once_it_is_fast() {
-    let mut far = Far::new(Some(CORNER));
-    let (snapshot, _ctx, handles) = start(&far);
+    let mut pty = Pty::new(Some(CORNER));
+    let (snapshot, _ctx, handles) = start(&pty);
     let (mut last, mut reads) = (0, 0);
     // A busy kernel delivers earlier output late: such a look does not count.
     while reads < FLOOD {
@@ -324,12 +324,12 @@ async fn a_slow_line_skips_pictures_and_has_the_newest_whole_once_it_is_fast() {
             tokio::task::yield_now().await;
         }
         let mut buffer = [0; SLOW];
-        if let Ok(length) = rustix::io::read(&far.fd, &mut buffer) {
-            far.seen.extend(&buffer[..length]);
+        if let Ok(length) = rustix::io::read(&pty.fd, &mut buffer) {
+            pty.seen.extend(&buffer[..length]);
             reads += 1;
         }
     }
-    assert!(far.seen.len() > SLOW * FLOOD / 2, "{} bytes: nothing was slow", far.seen.len());
+    assert!(pty.seen.len() > SLOW * FLOOD / 2, "{} bytes: nothing was slow", pty.seen.len());
     let (mut canvas, view) = (Canvas::new(CORNER), View::new(CORNER.columns, CORNER.rows));
     let mut drawn = |number| {
         let newest = full(number);
@@ -338,11 +338,11 @@ async fn a_slow_line_skips_pictures_and_has_the_newest_whole_once_it_is_fast() {
     let wanted = seen(&drawn(last));
     let all = drawn(last - 1).len() * last;
     assert!(all > 10 * (SLOW * FLOOD + BACKLOG), "{all} bytes are not a flood");
-    while seen(&far.seen) != wanted {
-        let before = far.seen.len();
-        far.read();
-        assert!(far.seen.len() <= SLOW * FLOOD + BACKLOG, "{} bytes: no skips", far.seen.len());
-        if far.seen.len() == before {
+    while seen(&pty.seen) != wanted {
+        let before = pty.seen.len();
+        pty.read();
+        assert!(pty.seen.len() <= SLOW * FLOOD + BACKLOG, "{} bytes: no skips", pty.seen.len());
+        if pty.seen.len() == before {
             tokio::task::yield_now().await;
         }
     }
@@ -351,32 +351,32 @@ async fn a_slow_line_skips_pictures_and_has_the_newest_whole_once_it_is_fast() {
 
 #[tokio::test]
 async fn a_terminal_that_shrinks_is_drawn_on_to_its_new_corner_and_not_beyond() {
-    let mut far = Far::new(Some(Size { columns: 120, rows: 40 }));
-    let mut attached = attach(&far);
+    let mut pty = Pty::new(Some(Size { columns: 120, rows: 40 }));
+    let mut attached = attach(&pty);
     attached.draw(named("first"));
-    far.wait_for("[F1 Boot]").await;
+    pty.wait_for("[F1 Boot]").await;
     let size = Winsize { ws_col: 80, ws_row: 24, ws_xpixel: 0, ws_ypixel: 0 };
-    tcsetwinsize(&far.fd, size).unwrap();
+    tcsetwinsize(&pty.fd, size).unwrap();
     assert!(attached.writer.ready().await);
     attached.draw(named("other"));
-    far.wait_for("\x1b[2J").await;
-    while far.count("Workloads") == 0 {
-        far.read();
+    pty.wait_for("\x1b[2J").await;
+    while pty.count("Workloads") == 0 {
+        pty.read();
         tokio::task::yield_now().await;
     }
-    let screen = seen(&far.seen);
+    let screen = seen(&pty.seen);
     assert!(screen.lines().next_back().unwrap().contains("[1 Boot]"), "{screen}");
     assert!(screen.lines().next().unwrap().contains("POLIS"), "{screen}");
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_picture_that_was_scribbled_over_comes_back_after_two_looks() {
-    let mut far = Far::new(Some(Size { columns: 80, rows: 24 }));
-    let mut attached = attach(&far);
+    let mut pty = Pty::new(Some(Size { columns: 80, rows: 24 }));
+    let mut attached = attach(&pty);
     let characters = tempfile::NamedTempFile::new().unwrap();
     attached.characters = Some(characters.path().to_owned());
     attached.draw(named("first"));
-    far.wait_for("[1 Boot]").await;
+    pty.wait_for("[1 Boot]").await;
     std::fs::write(characters.path(), vec![b'x'; 80 * 24]).unwrap();
     attached.look_at_characters(CORNER);
     assert!(attached.page.is_some(), "one look may fall between a picture and its showing");
@@ -384,14 +384,14 @@ async fn a_picture_that_was_scribbled_over_comes_back_after_two_looks() {
     assert!(attached.stale && attached.page.is_none());
     assert!(attached.writer.ready().await);
     attached.draw(named("first"));
-    far.wait_for("first").await;
-    far.wait_for("[1 Boot]").await;
+    pty.wait_for("first").await;
+    pty.wait_for("[1 Boot]").await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn at_rest_a_terminal_is_looked_at_rarely_and_the_first_key_has_it_looked_at() {
-    let far = Far::new(Some(CORNER));
-    let mut attached = attach(&far);
+    let pty = Pty::new(Some(CORNER));
+    let mut attached = attach(&pty);
     let mut snapshot = watch::channel(named("first")).1;
     attached.draw(named("first"));
     let characters = tempfile::NamedTempFile::new().unwrap();
@@ -418,8 +418,8 @@ async fn at_rest_a_terminal_is_looked_at_rarely_and_the_first_key_has_it_looked_
 
 #[tokio::test]
 async fn a_terminal_that_hangs_up_is_opened_again() {
-    let far = Far::new(Some(Size { columns: 80, rows: 24 }));
-    let (_snapshot, ctx, mut handles) = start(&far);
+    let pty = Pty::new(Some(Size { columns: 80, rows: 24 }));
+    let (_snapshot, ctx, mut handles) = start(&pty);
     let mut tree = handles.tree.clone();
     polis_runtime::event::until(&mut tree, "tree", |tree| {
         let state = tree.get("test.screen").map(|it| it.state);
@@ -427,7 +427,7 @@ async fn a_terminal_that_hangs_up_is_opened_again() {
     })
     .await
     .unwrap();
-    drop(far);
+    drop(pty);
     // It goes on looking for the terminal, and does not die of it.
     handles.cancel().await;
     assert_eq!(ctx.tree().borrow()["test.screen"].cause, None);

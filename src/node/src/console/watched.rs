@@ -7,7 +7,7 @@
 use futures::FutureExt as _;
 use futures::future::{BoxFuture, select_all};
 use polis_proto::v1;
-use polis_tui::snapshot::Past;
+use polis_tui::snapshot::History;
 use tokio::sync::watch;
 
 use super::fingerprint_words::FingerprintWords;
@@ -54,7 +54,7 @@ pub(super) struct Values {
     pub(super) load: Option<Load>,
     pub(super) words: FingerprintWords,
     pub(super) members: Learned,
-    pub(super) past: Past,
+    pub(super) past: History,
 }
 
 impl Values {
@@ -84,7 +84,7 @@ impl Values {
             load: None,
             words: FingerprintWords::default(),
             members: Learned::new(),
-            past: Past::default(),
+            past: History::default(),
         }
     }
 }
@@ -98,7 +98,7 @@ pub(super) struct Watched {
     pub(super) load: watch::Receiver<Option<Load>>,
     pub(super) words: watch::Receiver<FingerprintWords>,
     pub(super) members: watch::Receiver<Learned>,
-    pub(super) past: watch::Receiver<Past>,
+    pub(super) past: watch::Receiver<History>,
     /// The last values.
     pub(super) values: Values,
     /// Whether only the waiting code may have seen one of them.

@@ -10,6 +10,8 @@
 //! An answer of HTTP settles a batch at once. A line that a syslog receiver's kernel took
 //! settles when the connection is still open [`SETTLE`] later: until then the receiver may die
 //! with it unread, and it is sent again.
+//!
+//! A change of the proxy restarts the delivery only if it changes the server to connect to.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -23,6 +25,7 @@ use polis_runtime::event::{Closed, until};
 use polis_runtime::logtree::ring::{self, Place, Ring, Stretch};
 use polis_runtime::supervisor::Policy;
 use polis_runtime::supervisor::restart::{History, Verdict};
+use polis_wire::outside::Server;
 use polis_wire::parameters::{LogProtocol, LogTarget, Proxy};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until};
@@ -52,7 +55,7 @@ enum Error {
 pub(super) struct Delivery {
     pub(super) target: LogTarget,
     /// The proxy of the cluster.
-    pub(super) proxy: Option<Proxy>,
+    pub(super) proxy: watch::Receiver<Option<Proxy>>,
     /// The file of the public authorities.
     pub(super) bundle: PathBuf,
     pub(super) subject: watch::Receiver<Subject>,
@@ -106,12 +109,26 @@ impl Delivery {
     ///
     /// # Errors
     ///
-    /// [`Closed`] if the owner of the ring or of the subject ended.
+    /// [`Closed`] if the owner of the ring, of the subject or of the proxy ended.
     pub(super) async fn run(mut self) -> Result<Infallible, Closed> {
+        let (target, mut proxy) = (self.target.clone(), self.proxy.clone());
+        loop {
+            let server = target.server(proxy.borrow_and_update().as_ref());
+            tokio::select! {
+                // Cancel-safe: lines that have not settled are sent again.
+                ended = self.deliver(&server) => return ended,
+                // Cancel-safe: it waits for an event value.
+                changed = another_way(&target, &mut proxy, &server) => changed?,
+            }
+        }
+    }
+
+    /// Delivers by `server`: the target itself, or the proxy to it.
+    async fn deliver(&mut self, server: &Server) -> Result<Infallible, Closed> {
         let mut backoff = History::default();
         loop {
             let mut session = Session { taken: VecDeque::new(), settled: false };
-            let Err(error) = Box::pin(self.session(&mut session)).await;
+            let Err(error) = Box::pin(self.session(server, &mut session)).await;
             if let Error::Closed(closed) = error {
                 return Err(closed);
             }
@@ -140,17 +157,20 @@ impl Delivery {
     }
 
     /// Sends over one connection until it fails.
-    async fn session(&mut self, session: &mut Session) -> Result<Infallible, Error> {
+    async fn session(
+        &mut self,
+        server: &Server,
+        session: &mut Session,
+    ) -> Result<Infallible, Error> {
         let mut place = self.cursor();
         let mut stretch = self.next(place).await?;
         let (target, bundle) = (&self.target, &self.bundle);
-        let server = target.server(self.proxy.as_ref());
         let mut connection = match target.protocol {
             LogProtocol::Syslog => {
-                Connection::Syslog(syslog::Connection::open(target, &server, bundle).await?)
+                Connection::Syslog(syslog::Connection::open(target, server, bundle).await?)
             }
             LogProtocol::Otlp => {
-                let connection = otlp::Connection::open(target, server, bundle).await?;
+                let connection = otlp::Connection::open(target, server.clone(), bundle).await?;
                 Connection::Otlp(Box::new(connection))
             }
         };
@@ -294,6 +314,21 @@ struct Session {
     settled: bool,
 }
 
+/// Waits until the delivery has to connect to another server than `server`. Cancel-safe.
+async fn another_way(
+    target: &LogTarget,
+    proxy: &mut watch::Receiver<Option<Proxy>>,
+    server: &Server,
+) -> Result<(), Closed> {
+    loop {
+        proxy.changed().await.map_err(|_closed| Closed("the proxy"))?;
+        let now = target.server(proxy.borrow_and_update().as_ref());
+        if now != *server {
+            return Ok(());
+        }
+    }
+}
+
 /// Records of the disk that are not before a place.
 fn behind(place: Option<Place>, records: u64) -> u64 {
     records.saturating_sub(place.map_or(0, |place| place.number))
@@ -301,20 +336,56 @@ fn behind(place: Option<Place>, records: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use futures::FutureExt as _;
     use polis_proto::v1;
+    use polis_wire::parameters;
 
     use super::super::Order;
     use super::*;
 
+    fn target(url: &str) -> LogTarget {
+        let target = v1::LogTarget { url: url.to_owned(), ca: String::new() };
+        let order = v1::LogConfiguration { targets: vec![target], ..Default::default() };
+        Order::read(order).unwrap().targets.remove(0)
+    }
+
+    #[tokio::test]
+    async fn only_a_proxy_that_a_delivery_uses_restarts_it() {
+        let read = |url: &str, direct: &[&str]| {
+            let direct = direct.iter().map(|host| (*host).to_owned()).collect();
+            let message =
+                v1::ProxyConfiguration { url: url.to_owned(), direct, ..Default::default() };
+            parameters::proxy(&message, "proxy").unwrap()
+        };
+        let (first, second) = ("http://a.example:3128", "http://b.example:3128");
+        let (syslog, otlp) = ("syslog+tls://logs.example", "otlp+https://logs.example");
+        for (url, before, after, begins_anew) in [
+            (syslog, None, read(first, &[]), false),
+            (syslog, read(first, &[]), read(second, &[]), false),
+            (otlp, None, read(first, &["logs.example"]), false),
+            (otlp, read(first, &[]), read(first, &["web.example"]), false),
+            (otlp, None, read(first, &[]), true),
+            (otlp, read(first, &[]), read(second, &[]), true),
+            (otlp, read(first, &[]), None, true),
+        ] {
+            let target = target(url);
+            let known = watch::Sender::new(before);
+            let mut proxy = known.subscribe();
+            let server = target.server(proxy.borrow_and_update().as_ref());
+            let text = format!("{url}: {after:?}");
+            known.send_replace(after);
+            let waited = another_way(&target, &mut proxy, &server).now_or_never();
+            assert_eq!(waited, begins_anew.then_some(Ok(())), "{text}");
+        }
+    }
+
     #[tokio::test]
     async fn a_target_fails_until_it_has_kept_a_batch() {
-        let target = v1::LogTarget { url: "syslog+tls://192.0.2.1".to_owned(), ca: String::new() };
-        let order = v1::LogConfiguration { targets: vec![target], ..Default::default() };
-        let target = Order::read(order).unwrap().targets.remove(0);
+        let target = target("syslog+tls://192.0.2.1");
         let (url, status) = (target.url(), watch::Sender::<Status>::default());
         let delivery = Delivery {
             target,
-            proxy: None,
+            proxy: watch::Sender::new(None).subscribe(),
             bundle: PathBuf::from("/nonexistent"),
             subject: watch::Sender::new(Subject::default()).subscribe(),
             ring: watch::Sender::new(ring::Status::default()).subscribe(),

@@ -2,10 +2,12 @@
 //! the cursors.
 //!
 //! ```text
-//! [waiting: data partition] --> [deliveries of all targets] --other targets, another proxy--+
-//!                                        ^                                                   |
-//!                                        +---------------------------------------------------+
+//! [waiting: data partition] --> [deliveries of all targets] --other targets--+
+//!                                        ^                                    |
+//!                                        +------------------------------------+
 //! ```
+//!
+//! What this module does not do: follow the proxy of the cluster (`deliver`).
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -129,11 +131,10 @@ impl Service {
             if let Some(order) = &order {
                 self.show(order, keeper);
             }
-            let proxy = self.inputs.proxy.borrow_and_update().clone();
             let deliveries = order.into_iter().flat_map(|order| order.targets).map(|target| {
                 let delivery = Delivery {
                     target,
-                    proxy: proxy.clone(),
+                    proxy: self.inputs.proxy.clone(),
                     bundle: self.config.bundle.clone(),
                     subject: subject.subscribe(),
                     ring: self.inputs.ring.clone(),
@@ -158,10 +159,6 @@ impl Service {
                     // Cancel-safe: they wait for event values.
                     changed = self.inputs.order.changed() => {
                         changed.map_err(|_closed| Closed("the targets of logs"))?;
-                        break;
-                    }
-                    changed = self.inputs.proxy.changed() => {
-                        changed.map_err(|_closed| Closed("the proxy"))?;
                         break;
                     }
                     changed = self.inputs.cluster.changed() => (changed, "the cluster"),

@@ -243,6 +243,8 @@ struct Running {
     cursors: Arc<Mutex<Cursors>>,
     status: watch::Sender<Status>,
     url: String,
+    /// The delivery ends with it.
+    _proxy: watch::Sender<Option<parameters::Proxy>>,
 }
 
 #[expect(clippy::disallowed_methods, reason = "a test has no supervisor")]
@@ -250,10 +252,10 @@ fn deliver(target: LogTarget, boot: &Boot, cursors: Cursors) -> Running {
     let subject =
         Subject { id: "id".to_owned(), cluster: "domain".to_owned(), ..Subject::default() };
     let (cursors, status) = (Arc::new(Mutex::new(cursors)), watch::Sender::default());
-    let url = target.url();
+    let (url, proxy) = (target.url(), watch::Sender::default());
     let delivery = Delivery {
         target,
-        proxy: None,
+        proxy: proxy.subscribe(),
         bundle: PathBuf::from("/nonexistent"),
         subject: watch::Sender::new(subject).subscribe(),
         ring: boot.status.clone(),
@@ -264,7 +266,7 @@ fn deliver(target: LogTarget, boot: &Boot, cursors: Cursors) -> Running {
         // It ends with the ring.
         let _closed = delivery.run().await;
     });
-    Running { task, cursors, status, url }
+    Running { task, cursors, status, url, _proxy: proxy }
 }
 
 impl Running {

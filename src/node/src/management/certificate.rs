@@ -48,7 +48,9 @@ impl Service {
                     changed = self.home.changed() => {
                         changed.map_err(|_closed| Closed("the credentials"))
                     }
-                    changed = self.waiting.changed() => changed.map_err(|_closed| Closed("the desk")),
+                    changed = self.waiting.changed() => {
+                        changed.map_err(|_closed| Closed("the cluster"))
+                    }
                 }
             };
             match ctx.until_cancelled(changed).await {

@@ -3,7 +3,7 @@
 //! Invariants:
 //! - A message stays far below what a caller takes, however long the lines are.
 //! - A reader that is too slow receives the number of entries it lost, at their place.
-//! - A caller who may not read the audit log receives none of its lines ([`Sight`]).
+//! - A caller who may not read the audit log receives none of its lines ([`Visibility`]).
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -19,7 +19,7 @@ use tonic::Status;
 use polis_base::serial::Severity;
 use polis_base::sys::clock;
 use polis_control::curator::audit;
-use polis_runtime::logtree::ring::{self, Past};
+use polis_runtime::logtree::ring::{self, BootLog};
 use polis_runtime::logtree::{Backlog, Body, Entry, Item, Kinds, Query, Reader, Tree};
 use polis_wire::rpc::Peer;
 
@@ -41,14 +41,14 @@ pub(super) struct Asked {
 
 /// The entries that a caller may read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Sight {
+pub(super) enum Visibility {
     /// All of them.
     All,
     /// Those that are not of the audit log.
     WithoutAudit,
 }
 
-impl Sight {
+impl Visibility {
     /// That of a caller of `Logs`.
     pub(super) fn of(caller: &Peer) -> Self {
         match caller {
@@ -112,10 +112,10 @@ pub(super) fn asked(request: v1::LogsRequest) -> Result<Asked, Status> {
 pub(super) fn finished(
     entries: Vec<Arc<Entry>>,
     started: SystemTime,
-    sight: Sight,
+    visibility: Visibility,
 ) -> impl Stream<Item = Result<v1::LogsResponse, Status>> {
     stream::unfold(entries.into_iter(), move |mut entries| async move {
-        let mut message = Message::new(started, sight);
+        let mut message = Message::new(started, visibility);
         while message.has_room() {
             let Some(entry) = entries.next() else { break };
             message.add(&entry);
@@ -126,13 +126,13 @@ pub(super) fn finished(
 
 /// Entries of an earlier boot, then the end.
 pub(super) fn past(
-    past: Past,
-    sight: Sight,
+    past: BootLog,
+    visibility: Visibility,
 ) -> impl Stream<Item = Result<v1::LogsResponse, Status>> {
     let started = started_at(past.started());
     stream::unfold(Some(past), move |past| async move {
         let mut past = past?;
-        let mut message = Message::new(started, sight);
+        let mut message = Message::new(started, visibility);
         while message.has_room() {
             match past.next().await {
                 Ok(Some(item)) => message.take(item),
@@ -165,10 +165,10 @@ pub(super) fn unreadable(error: &ring::Error) -> Status {
 pub(super) fn following(
     tree: &Tree,
     query: Query,
-    sight: Sight,
+    visibility: Visibility,
 ) -> impl Stream<Item = Result<v1::LogsResponse, Status>> + use<> {
     stream::unfold(tree.read(query), move |mut reader: Reader| async move {
-        let mut message = Message::new(started(), sight);
+        let mut message = Message::new(started(), visibility);
         while message.is_empty() {
             message.take(reader.next().await?);
         }
@@ -190,12 +190,12 @@ struct Message {
     response: v1::LogsResponse,
     bytes: usize,
     started: SystemTime,
-    sight: Sight,
+    visibility: Visibility,
 }
 
 impl Message {
-    fn new(started: SystemTime, sight: Sight) -> Self {
-        Self { response: v1::LogsResponse::default(), bytes: 0, started, sight }
+    fn new(started: SystemTime, visibility: Visibility) -> Self {
+        Self { response: v1::LogsResponse::default(), bytes: 0, started, visibility }
     }
 
     fn has_room(&self) -> bool {
@@ -214,7 +214,7 @@ impl Message {
     }
 
     fn add(&mut self, entry: &Entry) {
-        if !self.sight.has(entry) {
+        if !self.visibility.has(entry) {
             return;
         }
         let entry = convert(entry, self.started);
@@ -281,7 +281,7 @@ mod tests {
 
     async fn all(tree: &Tree, request: v1::LogsRequest) -> Vec<logs_response::Entry> {
         let asked = asked(request).unwrap();
-        let messages = finished(tree.backlog(&asked.query), started(), Sight::All);
+        let messages = finished(tree.backlog(&asked.query), started(), Visibility::All);
         let messages: Vec<_> = messages.collect().await;
         messages.into_iter().flat_map(|message| message.unwrap().entries).collect()
     }
@@ -305,7 +305,7 @@ mod tests {
     async fn a_follower_sees_the_backlog_and_what_comes() {
         let tree = tree();
         let request = v1::LogsRequest { backlog: 1, follow: true, ..Default::default() };
-        let mut stream = Box::pin(following(&tree, asked(request).unwrap().query, Sight::All));
+        let mut stream = Box::pin(following(&tree, asked(request).unwrap().query, Visibility::All));
         let first = stream.next().await.unwrap().unwrap();
         assert_eq!(first.entries[0].message, "line");
         tree.append("root.c", Origin::Service, Body::Raw("new".to_owned()));
@@ -326,24 +326,24 @@ mod tests {
         let user = |role| Peer::User { name: "ann".to_owned(), role };
         let node = Peer::Node(polis_wire::identity::NodeId::from_public_key(&[7; 32]));
         for (caller, expected) in [
-            (user(Role::Owner), Sight::All),
-            (user(Role::Operator), Sight::All),
-            (user(Role::Viewer), Sight::WithoutAudit),
-            (node, Sight::WithoutAudit),
+            (user(Role::Owner), Visibility::All),
+            (user(Role::Operator), Visibility::All),
+            (user(Role::Viewer), Visibility::WithoutAudit),
+            (node, Visibility::WithoutAudit),
         ] {
-            let sight = Sight::of(&caller);
-            assert_eq!(sight, expected, "{caller}");
+            let visibility = Visibility::of(&caller);
+            assert_eq!(visibility, expected, "{caller}");
             let rest = ["careful", "line", "it leads"];
             let all = ["careful", "line", "audit: DeleteNode", "it leads"];
-            let shown = if sight == Sight::All { &all[..] } else { &rest[..] };
+            let shown = if visibility == Visibility::All { &all[..] } else { &rest[..] };
             let entries = tree.backlog(&Query::all());
-            let read: Vec<_> = finished(entries, started(), sight).collect().await;
+            let read: Vec<_> = finished(entries, started(), visibility).collect().await;
             let read = read.into_iter().flat_map(|message| message.unwrap().entries);
             assert_eq!(read.map(|entry| entry.message).collect::<Vec<_>>(), shown, "{caller}");
         }
         // A follower receives no message for a line that is not for it.
         let query = Query { backlog: Backlog::None, ..Query::all() };
-        let mut stream = Box::pin(following(&tree, query, Sight::WithoutAudit));
+        let mut stream = Box::pin(following(&tree, query, Visibility::WithoutAudit));
         line(audit::LINES, "audit: NameNode");
         line("polis_control::curator", "it led");
         let next = stream.next().await.unwrap().unwrap();
@@ -358,7 +358,7 @@ mod tests {
             tree.append("root", Origin::Service, Body::Raw("x".repeat(8000)));
         }
         let asked = asked(v1::LogsRequest { backlog: -1, ..Default::default() }).unwrap();
-        let messages = finished(tree.backlog(&asked.query), started(), Sight::All);
+        let messages = finished(tree.backlog(&asked.query), started(), Visibility::All);
         let messages: Vec<_> = messages.collect().await;
         assert!(messages.len() > 5);
         let lengths = messages.iter().map(|message| message.as_ref().unwrap().encoded_len());
@@ -369,7 +369,7 @@ mod tests {
     async fn a_slow_reader_receives_the_number_of_lost_entries() {
         let tree = Tree::new(None);
         let request = v1::LogsRequest { follow: true, ..Default::default() };
-        let mut stream = Box::pin(following(&tree, asked(request).unwrap().query, Sight::All));
+        let mut stream = Box::pin(following(&tree, asked(request).unwrap().query, Visibility::All));
         for _ in 0..2000 {
             tree.append("root", Origin::Service, Body::Raw("x".to_owned()));
         }

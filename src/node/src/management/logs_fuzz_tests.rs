@@ -18,7 +18,7 @@ fn logs_of_an_earlier_boot() {
     let numbers = [1_800_000_000_u64, 2_702_113, 12, 7];
     let sample: Vec<u8> = numbers.into_iter().flat_map(u64::to_be_bytes).collect();
     Target::new("node.past_logs").samples([sample]).length_max(64).run(|mut input| {
-        let mut message = Message::new(started_at(number(&mut input)), Sight::All);
+        let mut message = Message::new(started_at(number(&mut input)), Visibility::All);
         let entry = Entry {
             number: 1,
             at: Duration::from_micros(number(&mut input)),

@@ -223,7 +223,7 @@ impl Service {
         let page = App::Page(Arc::new(move || sources.page()));
         let page = server("metrics", config.metrics.clone(), pages, page, page_listens);
         let forever = Policy::forever();
-        ctx.spawn("face", forever, move |ctx| certificate.clone().run(ctx));
+        ctx.spawn("certificate", forever, move |ctx| certificate.clone().run(ctx));
         ctx.spawn("metrics", forever, move |ctx| page.clone().run(ctx));
         ctx.spawn("grpc", forever, move |ctx| grpc.clone().run(ctx));
         ctx.healthy();

@@ -143,7 +143,7 @@ impl NodeManagement for Handlers {
         &self,
         request: Request<v1::LogsRequest>,
     ) -> Result<Response<Self::LogsStream>, Status> {
-        let sight = logs::Sight::of(&Peer::of(&request));
+        let visibility = logs::Visibility::of(&Peer::of(&request));
         let asked = logs::asked(request.into_inner())?;
         if asked.boot < 0 {
             let ring = self.inputs.ring.borrow().ring.clone();
@@ -152,13 +152,13 @@ impl NodeManagement for Handlers {
             })?;
             let past = ring.read(asked.boot, asked.query).await;
             let past = past.map_err(|error| logs::unreadable(&error))?;
-            return Ok(Response::new(Box::pin(logs::past(past, sight))));
+            return Ok(Response::new(Box::pin(logs::past(past, visibility))));
         }
         Ok(Response::new(match asked.follow {
-            true => Box::pin(logs::following(&self.logs, asked.query, sight)),
+            true => Box::pin(logs::following(&self.logs, asked.query, visibility)),
             false => {
                 let entries = self.logs.backlog(&asked.query);
-                Box::pin(logs::finished(entries, logs::started(), sight))
+                Box::pin(logs::finished(entries, logs::started(), visibility))
             }
         }))
     }

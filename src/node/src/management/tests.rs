@@ -240,7 +240,7 @@ async fn a_node_says_how_it_is_and_what_its_services_do() {
     assert_eq!((status.cluster_state.as_str(), status.ready), ("home", true));
     let services = client.services(v1::ServicesRequest {}).await.unwrap().into_inner().services;
     let named: Vec<_> = services.iter().map(|service| service.name.as_str()).collect();
-    assert_eq!(named, ["test", "test.face", "test.grpc", "test.metrics"]);
+    assert_eq!(named, ["test", "test.certificate", "test.grpc", "test.metrics"]);
     assert!(services.iter().all(|service| service.state == "healthy"), "{services:?}");
     running.stop().await;
 }

@@ -132,7 +132,7 @@ impl Service {
         self.orders.send_replace(None);
         until(&mut self.consensus, "etcd", |status| status.is_absent().then_some(())).await?;
         let data = self.data.clone();
-        blocking(move || cluster::part(&data)).await?;
+        blocking(move || cluster::remove_member(&data)).await?;
         info!("the data of the etcd member is removed");
         Ok(())
     }
@@ -270,7 +270,7 @@ fn has_role(nodes: &Option<Arc<Nodes>>, own: NodeId) -> Option<bool> {
 mod tests {
     use super::*;
     use polis_base::files::Root;
-    use polis_wire::rpc::client::Patience;
+    use polis_wire::rpc::client::Timeouts;
 
     #[test]
     fn a_role_is_gone_only_where_a_leader_says_so() {
@@ -310,11 +310,11 @@ mod tests {
         let consensus = watch::Sender::<consensus::Status>::default();
         let state = cluster::State::Home;
         let home = cluster::Status { state, node: Some(own), ..Default::default() };
-        let patience = Patience { attempt: ENLIST_RETRY, total: ENLIST_RETRY };
+        let timeouts = Timeouts { attempt: ENLIST_RETRY, total: ENLIST_RETRY };
         let (candidates, credentials) = (watch::Sender::default(), watch::Sender::default());
         let mut service = Service {
             data: data.clone(),
-            client: Client::new(candidates.subscribe(), credentials.subscribe(), patience),
+            client: Client::new(candidates.subscribe(), credentials.subscribe(), timeouts),
             nodes: nodes.subscribe(),
             network: network.subscribe(),
             consensus: consensus.subscribe(),

@@ -39,7 +39,7 @@ impl Base {
                 storage: values.storage.subscribe(),
                 ready: root.ready.subscribe(),
                 end: root.end.clone(),
-                ground: values.ground.clone(),
+                backing: values.backing.clone(),
                 status: values.mirror.clone(),
             },
             storage: storage::Service {
@@ -51,7 +51,7 @@ impl Base {
                 wanted: values.wanted.subscribe(),
                 status: values.storage.clone(),
                 health: values.health.clone(),
-                ground: values.ground.subscribe(),
+                backing: values.backing.subscribe(),
             },
             volumes: volumes::Service::live(
                 &root.environment,

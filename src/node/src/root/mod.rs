@@ -19,16 +19,16 @@
 
 mod base;
 mod control;
-mod faces;
 mod membership;
+mod user_interfaces;
 mod values;
 
 use tokio::sync::watch;
 
 use self::base::Base;
 use self::control::Control;
-use self::faces::Faces;
 use self::membership::Membership;
+use self::user_interfaces::UserInterfaces;
 use self::values::Values;
 use crate::daemon::{heartbeat, memory};
 use crate::{console, firewall, maintenance};
@@ -89,7 +89,7 @@ async fn serve(root: Root, ctx: &Context) {
     let base = Base::new(&values, &root, ctx);
     let membership = Membership::new(&values, &root);
     let control = Control::new(&values, &root);
-    let faces = Faces::new(&values, &root);
+    let user_interfaces = UserInterfaces::new(&values, &root);
     let Root { ready, beats, .. } = root;
 
     // A service that fails for want of something outside may find it later: only the
@@ -101,7 +101,7 @@ async fn serve(root: Root, ctx: &Context) {
     ctx.spawn("kernel", forever, move |ctx| base.kernel.clone().run(ctx));
     // Started early, so that it stops late, and shows the stop.
     if !console::is_off() {
-        ctx.spawn("console", forever, move |ctx| faces.console.clone().run(ctx));
+        ctx.spawn("console", forever, move |ctx| user_interfaces.console.clone().run(ctx));
     }
     // Before storage, which uses its device until it stops.
     ctx.spawn("mirror", forever, move |ctx| base.mirror.clone().run(ctx));
@@ -128,8 +128,8 @@ async fn serve(root: Root, ctx: &Context) {
     ctx.spawn("agent", forever, move |ctx| control.agent.clone().run(ctx));
     ctx.spawn("runtime", forever, move |ctx| control.containerd.clone().run(ctx));
     ctx.spawn("workload", forever, move |ctx| control.workload.clone().run(ctx));
-    ctx.spawn("nodes", forever, move |ctx| faces.nodes.clone().run(ctx));
-    ctx.spawn("management", forever, move |ctx| faces.management.clone().run(ctx));
+    ctx.spawn("nodes", forever, move |ctx| user_interfaces.nodes.clone().run(ctx));
+    ctx.spawn("management", forever, move |ctx| user_interfaces.management.clone().run(ctx));
     let workload = values.workload.subscribe();
     let memory = memory::Service { ready: ready.subscribe(), workload };
     ctx.spawn("memory", forever, move |ctx| memory.clone().run(ctx));

@@ -19,7 +19,7 @@ use polis_wire::identity::Identity;
 use polis_wire::node_roles::Nodes;
 use polis_wire::pod_network::Networks;
 use polis_wire::rpc;
-use polis_wire::rpc::client::{Candidate, Client, Patience};
+use polis_wire::rpc::client::{Candidate, Client, Timeouts};
 use polis_workload as workload;
 use polis_workload::runtime;
 
@@ -41,7 +41,7 @@ pub(super) struct Values {
     pub(super) storage: watch::Sender<storage::Status>,
     pub(super) health: watch::Sender<storage::Health>,
     /// On what the data partition lies.
-    pub(super) ground: watch::Sender<Option<storage::Ground>>,
+    pub(super) backing: watch::Sender<Option<storage::Backing>>,
     /// The mirror of the disk.
     pub(super) mirror: watch::Sender<mirror::Status>,
     /// The volumes of further disks.
@@ -72,6 +72,8 @@ pub(super) struct Values {
     pub(super) given: watch::Sender<Option<v1::NodeRoles>>,
     /// The networks of pods and Services.
     pub(super) networks: watch::Sender<Networks>,
+    /// Why the leader names others.
+    pub(super) networks_fault: watch::Sender<Option<String>>,
     /// The time servers of the cluster.
     pub(super) time_servers: watch::Sender<Vec<parameters::NtpServer>>,
     /// Where the log goes.
@@ -137,7 +139,7 @@ impl Values {
             proof: watch::Sender::default(),
             storage: watch::Sender::new(storage::Status::Starting),
             health: watch::Sender::default(),
-            ground: watch::Sender::default(),
+            backing: watch::Sender::default(),
             mirror: watch::Sender::default(),
             volumes: watch::Sender::default(),
             ring: watch::Sender::default(),
@@ -157,6 +159,7 @@ impl Values {
             pods: watch::Sender::default(),
             given: watch::Sender::default(),
             networks: watch::Sender::default(),
+            networks_fault: watch::Sender::default(),
             time_servers: watch::Sender::default(),
             log_targets: watch::Sender::default(),
             proxy: watch::Sender::default(),
@@ -183,7 +186,7 @@ impl Values {
             client: Client::new(
                 candidates.subscribe(),
                 credentials.subscribe(),
-                Patience::default(),
+                Timeouts::default(),
             )
             .wary(access_list.subscribe()),
             metrics: Arc::new(rpc::Metrics::new(&table)),

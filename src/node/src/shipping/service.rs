@@ -32,7 +32,7 @@ use tokio::sync::watch;
 use tokio::time::sleep;
 use tracing::{info, warn};
 
-use super::ship::{Error, Way};
+use super::ship::{Error, Shipper};
 use super::{Delivery, Failure, Status};
 
 /// The longest pause between two attempts.
@@ -224,13 +224,13 @@ impl Service {
             clock: clock::now,
         };
         let dir = self.config.snapshots.clone();
-        let way = Way { client, target, cluster: order.cluster, dir };
-        let found = way.look(taken).await?;
+        let shipper = Shipper { client, target, cluster: order.cluster, dir };
+        let found = shipper.look(taken).await?;
         self.change(|delivery| delivery.newest = found.newest);
         if !found.has_it {
-            let shipped = way.send(taken).await?;
+            let shipped = shipper.send(taken).await?;
             let (revision, bytes) = (shipped.revision, shipped.bytes);
-            info!(revision, bytes, target = way.target.bucket.url(), "sent a snapshot of etcd");
+            info!(revision, bytes, target = shipper.target.bucket.url(), "sent a snapshot of etcd");
             self.change(|delivery| {
                 delivery.newest = Some(shipped);
                 delivery.sent += 1;

@@ -77,9 +77,9 @@ impl Error {
     }
 }
 
-/// The way of the snapshots of this node to the bucket.
+/// Sends the snapshots of this node to the bucket.
 #[derive(Debug)]
-pub(super) struct Way {
+pub(super) struct Shipper {
     pub(super) client: Client,
     pub(super) target: Target,
     /// Etcd's number of the cluster.
@@ -107,7 +107,7 @@ pub(super) struct Found {
     pub(super) has_it: bool,
 }
 
-impl Way {
+impl Shipper {
     /// Whether the bucket has a snapshot as new as this one.
     pub(super) async fn look(&self, taken: &Taken) -> Result<Found, Error> {
         let folder = self.folder();

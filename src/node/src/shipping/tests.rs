@@ -16,7 +16,7 @@ use polis_wire::snapshot::Checksum;
 use polis_wire::snapshot::object::Name;
 use ring::digest::{SHA256, digest};
 
-use super::ship::{Error, Way};
+use super::ship::{Error, Shipper};
 use super::*;
 
 /// An owner, as both sides know the key.
@@ -51,7 +51,7 @@ impl Node {
         Taken { number, at, bytes: whole.len() as u64, revision }
     }
 
-    fn way(&self, store: &Store) -> Way {
+    fn shipper(&self, store: &Store) -> Shipper {
         let (bucket, credentials) = (store.bucket("x/"), Store::credentials());
         let owners = vec![owner().1];
         let domain = "cluster.internal".to_owned();
@@ -63,7 +63,7 @@ impl Node {
             clock: clock::now,
         };
         let target = Target { bucket, credentials, owners, domain };
-        Way { client, target, cluster: CLUSTER, dir: self.dir.clone() }
+        Shipper { client, target, cluster: CLUSTER, dir: self.dir.clone() }
     }
 }
 
@@ -83,11 +83,11 @@ fn content() -> Vec<u8> {
 #[tokio::test]
 async fn a_snapshot_arrives_encrypted_with_its_checksum_in_its_name() {
     let (store, node) = (Store::start("127.0.0.1"), Node::new());
-    let way = node.way(&store);
+    let shipper = node.shipper(&store);
     let taken = node.take(1, 1_795_694_400, 1234, &content());
-    let found = way.look(&taken).await.unwrap();
+    let found = shipper.look(&taken).await.unwrap();
     assert!(!found.has_it && found.newest.is_none());
-    let shipped = way.send(&taken).await.unwrap();
+    let shipped = shipper.send(&taken).await.unwrap();
     assert_eq!((shipped.at, shipped.revision), (taken.at, 1234));
     let (name, body) = stored(&store).remove(0);
     assert_eq!(name.to_string()[..22], *"20261126T120000Z-1234-");
@@ -105,46 +105,46 @@ async fn a_snapshot_arrives_encrypted_with_its_checksum_in_its_name() {
     assert!(age::decrypt(&stranger, &*body, &mut Vec::new()).is_err());
 
     // It is not sent again, by this node or by another leader with an older one.
-    let found = way.look(&taken).await.unwrap();
+    let found = shipper.look(&taken).await.unwrap();
     assert!(found.has_it && found.newest == Some(shipped));
     let older = node.take(2, 1_795_694_400 - 1200, 1200, b"older");
-    assert!(way.look(&older).await.unwrap().has_it);
+    assert!(shipper.look(&older).await.unwrap().has_it);
     let newer = node.take(3, 1_795_694_400 + 3600, 1300, b"newer");
-    assert!(!way.look(&newer).await.unwrap().has_it);
+    assert!(!shipper.look(&newer).await.unwrap().has_it);
     assert_eq!(stored(&store).len(), 1);
 }
 
 #[tokio::test]
 async fn a_line_that_is_cut_leaves_nothing_and_the_next_attempt_sends_all_of_it() {
     let (store, node) = (Store::start("127.0.0.1"), Node::new());
-    let way = node.way(&store);
+    let shipper = node.shipper(&store);
     let taken = node.take(1, 1_795_694_400, 1234, &content());
     for after in [0, 1, 300_000] {
         store.with(|state| state.fault = Some(Fault::CutsPut(after)));
-        let error = way.send(&taken).await.unwrap_err();
+        let error = shipper.send(&taken).await.unwrap_err();
         assert!(matches!(error, Error::Store(_)), "{error}");
         assert!(stored(&store).is_empty());
     }
     store.with(|state| state.fault = Some(Fault::Forgets));
-    let error = way.send(&taken).await.unwrap_err();
+    let error = shipper.send(&taken).await.unwrap_err();
     assert!(error.help().unwrap().contains("loses objects"), "{error}");
     store.with(|state| state.fault = None);
     // The sender loses its power in the middle: its next step is a look at the bucket.
     store.with(|state| state.fault = Some(Fault::Hangs));
-    let cut = tokio::time::timeout(Duration::from_millis(500), way.send(&taken)).await;
+    let cut = tokio::time::timeout(Duration::from_millis(500), shipper.send(&taken)).await;
     assert!(cut.is_err() && stored(&store).is_empty());
     store.with(|state| state.fault = None);
-    assert!(!node.way(&store).look(&taken).await.unwrap().has_it);
-    node.way(&store).send(&taken).await.unwrap();
+    assert!(!node.shipper(&store).look(&taken).await.unwrap().has_it);
+    node.shipper(&store).send(&taken).await.unwrap();
     // It lost its power after the store had taken it.
-    assert!(node.way(&store).look(&taken).await.unwrap().has_it);
+    assert!(node.shipper(&store).look(&taken).await.unwrap().has_it);
     assert_eq!(stored(&store).len(), 1);
 }
 
 #[tokio::test]
 async fn only_a_whole_snapshot_is_sent() {
     let (store, node) = (Store::start("127.0.0.1"), Node::new());
-    let way = node.way(&store);
+    let shipper = node.shipper(&store);
     let taken = node.take(1, 1_795_694_400, 1234, &content());
     let file = node.dir.path().join("00000001-1795694400-1234.db");
     let whole = std::fs::read(&file).unwrap();
@@ -152,12 +152,12 @@ async fn only_a_whole_snapshot_is_sent() {
     flipped[70_000] ^= 1;
     for damaged in [&whole[..whole.len() - 1], &flipped, b""] {
         std::fs::write(&file, damaged).unwrap();
-        let error = way.send(&taken).await.unwrap_err();
+        let error = shipper.send(&taken).await.unwrap_err();
         assert!(matches!(error, Error::Damaged), "{error}");
         assert!(error.help().is_some());
     }
     std::fs::remove_file(&file).unwrap();
-    let error = way.send(&taken).await.unwrap_err();
+    let error = shipper.send(&taken).await.unwrap_err();
     assert!(matches!(error, Error::Gone), "{error}");
     assert!(store.with(|state| state.requests.is_empty()), "nothing was sent");
 }

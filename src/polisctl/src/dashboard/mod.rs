@@ -5,7 +5,7 @@
 //!
 //! ```text
 //! leader: nodes, health --+
-//! each node: snapshot ----+--look--> Board --draw--> /dev/tty <--keys-- a person
+//! each node: snapshot ----+--poll--> Board --draw--> /dev/tty <--keys-- a person
 //! ```
 //!
 //! Invariants:
@@ -21,14 +21,14 @@
 
 mod board;
 mod card;
-mod desk;
-mod look;
+mod poll;
+mod terminal;
 
 use std::io::{self, IsTerminal as _};
 
 use self::board::Board;
-use self::desk::Desk;
-use self::look::look;
+use self::poll::poll;
+use self::terminal::Terminal;
 use super::Global;
 use super::console::attach;
 use super::error::Error;
@@ -47,15 +47,15 @@ pub(super) async fn run(global: &Global) -> Result<(), Error> {
 async fn show(global: &Global) -> Result<(), Error> {
     let mut session = Session::prepare(global, PATIENCE)?;
     // An error of the first look is printed as plain text.
-    let mut board = Box::pin(look(&session, &Board::default())).await?;
+    let mut board = Box::pin(poll(&session, &Board::default())).await?;
     session.go_on();
     let mut selected = 0;
     loop {
         let chosen = {
-            let mut desk = Desk::open(global.colours)?;
-            Box::pin(desk.drive(&session, &mut board, &mut selected)).await?
+            let mut terminal = Terminal::open(global.colours)?;
+            Box::pin(terminal.drive(&session, &mut board, &mut selected)).await?
         };
-        // The desk is gone, and with it its screen: the console brings its own.
+        // The terminal is closed, and with it its screen: the console brings its own.
         let Some(target) = chosen else { return Ok(()) };
         if let Err(error) = Box::pin(attach(&mut session, &target, global.colours)).await {
             board.notice = Some(error.summary());

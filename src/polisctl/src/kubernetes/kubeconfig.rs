@@ -55,14 +55,14 @@ const LOCK_POLL: Duration = Duration::from_millis(50);
 /// A context of ours.
 struct Entry<'a> {
     name: &'a str,
-    way: Way,
+    api: ApiServer,
     /// The command that prints the credential.
     program: String,
     arguments: Vec<String>,
 }
 
 /// Where kubectl connects to, and the certificate that it expects there.
-struct Way {
+struct ApiServer {
     /// Host and port.
     server: String,
     /// The name in the certificate.
@@ -71,7 +71,7 @@ struct Way {
     ca: String,
 }
 
-impl Way {
+impl ApiServer {
     /// To this controller, whose certificate of the cluster has its ID and no address.
     fn of_controller(controller: &Member, session: &Session) -> Result<Self, Error> {
         let ca = session.context.ca.as_deref().unwrap_or_default();
@@ -133,13 +133,13 @@ pub(super) async fn write(
     let all = if direct { None } else { first_name(&session).await? };
     // With a name, any controller answers.
     let node = all.is_none().then_some(controller.id.as_str());
-    let way = match all {
-        Some(all) => Way::of_name(all, controller, &session).await?,
-        None => Way::of_controller(controller, &session)?,
+    let api = match all {
+        Some(all) => ApiServer::of_name(all, controller, &session).await?,
+        None => ApiServer::of_controller(controller, &session)?,
     };
-    let server = format!("https://{}", way.server);
+    let server = format!("https://{}", api.server);
     let arguments = arguments(name, global)?;
-    let entry = Entry { name, way, program: program()?, arguments };
+    let entry = Entry { name, api, program: program()?, arguments };
     add(&file, &entry).await?;
     let next = match global.kubeconfig.as_ref() == Some(&file) {
         true => "`kubectl get namespaces`".to_owned(),
@@ -290,9 +290,9 @@ fn merged(old: Option<Value>, entry: &Entry<'_>) -> Result<Value, Error> {
         .and_then(|context| context["context"]["namespace"].as_str())
         .map(str::to_owned);
     let cluster = json!({
-        "server": format!("https://{}", entry.way.server),
-        "tls-server-name": entry.way.named,
-        "certificate-authority-data": Base64::encode_string(entry.way.ca.as_bytes()),
+        "server": format!("https://{}", entry.api.server),
+        "tls-server-name": entry.api.named,
+        "certificate-authority-data": Base64::encode_string(entry.api.ca.as_bytes()),
     });
     let user = json!({"exec": {
         "apiVersion": "client.authentication.k8s.io/v1",
@@ -355,7 +355,7 @@ mod tests {
     fn entry(name: &str) -> Entry<'_> {
         Entry {
             name,
-            way: Way { server: String::new(), named: "n".to_owned(), ca: String::new() },
+            api: ApiServer { server: String::new(), named: "n".to_owned(), ca: String::new() },
             program: String::new(),
             arguments: CREDENTIAL.map(str::to_owned).to_vec(),
         }

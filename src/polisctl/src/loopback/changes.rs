@@ -6,9 +6,12 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, SystemTime};
 
 use polis_proto::v1;
+use polis_proto::v1::cluster_update::State;
+use polis_proto::v1::cluster_update::step::State as Progress;
 use sha2::{Digest as _, Sha256};
 use tonic::Status;
 
+use super::records::update_of;
 use super::{Cluster, NODE, PERSON, SNAPSHOT, Takes, crowd, kubernetes};
 use crate::contexts::{self, Contexts};
 use crate::testing::World;
@@ -95,6 +98,25 @@ impl Cluster {
     /// From now on its leader takes changes of the configuration in this way.
     pub(crate) fn takes(&self, takes: Takes) {
         self.settings.lock().unwrap().takes = takes;
+    }
+
+    /// From now on, each look at its update to version 1.0.0 finds the next of these states of the
+    /// update and of its only step, with a cause; later looks find the last one.
+    pub(crate) fn update_goes_on(&self, looks: &[(State, Progress, &str)]) {
+        let look = |(state, step, cause): &(State, Progress, &str)| {
+            let bundle = v1::UpdateBundle {
+                version: "1.0.0".to_owned(),
+                image: "00".to_owned(),
+                ..Default::default()
+            };
+            let mut update = update_of(bundle, *state);
+            for it in &mut update.steps {
+                it.set_state(*step);
+                (*cause).clone_into(&mut it.cause);
+            }
+            update
+        };
+        self.update_looks.lock().unwrap().extend(looks.iter().map(look));
     }
 
     /// From now on there are nodes beside it, none of which answers, and users with the

@@ -11,6 +11,7 @@ use tonic::{Request, Response, Status};
 use super::records::{begun_rotation, network_report, update_of};
 use super::served::{Answers, Served, answers};
 use super::{NAME, NODE, RECOVERY_KEY, SNAPSHOT, crowd, encrypted};
+use polis_wire::parameters::taint_text;
 use polis_wire::pki::Crl;
 use polis_wire::rpc::testing::{key, node_id};
 
@@ -119,6 +120,16 @@ impl Management for Served {
     ) -> Result<Response<v1::NodeInfo>, Status> {
         self.note("UpdateNodeLabels");
         Ok(Response::new(v1::NodeInfo::default()))
+    }
+
+    async fn update_node_taints(
+        &self,
+        request: Request<v1::UpdateNodeTaintsRequest>,
+    ) -> Result<Response<v1::NodeInfo>, Status> {
+        let v1::UpdateNodeTaintsRequest { set, remove, .. } = request.into_inner();
+        let texts = |taints: &[v1::NodeTaint]| taints.iter().map(taint_text).collect::<Vec<_>>();
+        self.note(&format!("UpdateNodeTaints {:?} {:?}", texts(&set), texts(&remove)));
+        Ok(Response::new(v1::NodeInfo { taints: set, ..Default::default() }))
     }
 
     async fn name_node(
@@ -293,6 +304,9 @@ impl Management for Served {
         &self,
         _request: Request<v1::GetUpdateRequest>,
     ) -> Result<Response<v1::GetUpdateResponse>, Status> {
+        if let Some(next) = self.update_looks.lock().unwrap().pop_front() {
+            *self.update.lock().unwrap() = Some(next);
+        }
         let update = self.update.lock().unwrap().clone();
         // An earlier one, which is over.
         let update = update.unwrap_or_else(|| {

@@ -19,7 +19,7 @@ mod served;
 mod tpm;
 mod users;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 
@@ -102,6 +102,8 @@ pub(super) struct Cluster {
     shown: Arc<Mutex<Vec<Shown>>>,
     tpm: Arc<Mutex<Tpm>>,
     settings: Arc<Mutex<served::Settings>>,
+    /// What the next looks at its update find.
+    update_looks: Arc<Mutex<VecDeque<v1::ClusterUpdate>>>,
     /// What it has of a bundle whose transfer broke.
     pub(super) part: Arc<Mutex<Vec<u8>>>,
     /// The cluster version of its etcd; empty: not known.
@@ -136,6 +138,7 @@ impl Cluster {
         let shown: Arc<Mutex<Vec<Shown>>> = Arc::default();
         let tpm: Arc<Mutex<Tpm>> = Arc::default();
         let settings: Arc<Mutex<served::Settings>> = Arc::default();
+        let update_looks: Arc<Mutex<VecDeque<v1::ClusterUpdate>>> = Arc::default();
         let part: Arc<Mutex<Vec<u8>>> = Arc::default();
         let etcd_cluster: Arc<Mutex<String>> = Arc::default();
         let (authority, running) = runtime.block_on(async {
@@ -153,6 +156,7 @@ impl Cluster {
                 crowd: Arc::clone(&crowd),
                 audit: Arc::clone(&audit),
                 update: Arc::default(),
+                update_looks: Arc::clone(&update_looks),
                 rotation: Arc::default(),
                 settings: Arc::clone(&settings),
                 firewall: Arc::default(),
@@ -193,6 +197,7 @@ impl Cluster {
             shown,
             tpm,
             settings,
+            update_looks,
             part,
             etcd_cluster,
             bucket: None,

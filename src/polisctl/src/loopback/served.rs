@@ -1,6 +1,7 @@
 //! What the services of the cluster share: the state behind their answers, and the record of the
 //! calls.
 
+use std::collections::VecDeque;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -92,6 +93,8 @@ pub(super) struct Served {
     pub(super) audit: Arc<Mutex<(v1::AuditHead, Vec<v1::AuditEntry>)>>,
     /// The update of the cluster.
     pub(super) update: Arc<Mutex<Option<v1::ClusterUpdate>>>,
+    /// What the next looks at it find, one after the other.
+    pub(super) update_looks: Arc<Mutex<VecDeque<v1::ClusterUpdate>>>,
     /// How often the rotation of its CA was read.
     pub(super) rotation: Arc<AtomicUsize>,
     /// What its owner has set.

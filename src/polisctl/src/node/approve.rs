@@ -71,8 +71,8 @@ struct How {
 enum Done {
     /// It is approved; with its record.
     Approved(Box<v1::NodeInfo>),
-    /// Nothing: the document of a dry run.
-    Shown(Document),
+    /// Nothing, in a dry run; with the effect that it would have.
+    Shown(String),
 }
 
 /// Runs the command.
@@ -98,7 +98,7 @@ pub(super) async fn run(arguments: Arguments, global: &Global) -> Result<(), Err
     let found = session.find(node).await?;
     match Box::pin(approve(&found, "", &how, &mut session, global)).await? {
         Done::Approved(node) => described(&node, global),
-        Done::Shown(document) => global.out.print(&document),
+        Done::Shown(effect) => global.out.print(&DryRun::document(&effect)?),
     }
 }
 
@@ -129,7 +129,7 @@ async fn several(
         };
         entries.push(match done {
             Ok(Done::Approved(_node)) => entry(&id, &name, None)?,
-            Ok(Done::Shown(document)) => document,
+            Ok(Done::Shown(effect)) => DryRun::document_of(&id, &effect)?,
             Err(error) => {
                 failed += 1;
                 is_late = error.exit() == Exit::TimedOut;
@@ -172,14 +172,13 @@ async fn approve(
     let node = returning::asking(found);
     attest::check_recorded(&node, &how.known)?;
     if how.dry_run.is_on() {
-        let effect = match &node.returning {
+        return Ok(Done::Shown(match &node.returning {
             Some(_) if has_another_tpm => {
                 format!("{} receives a new certificate. {ANOTHER_TPM}", called(&node))
             }
             Some(_) => format!("{} receives a new certificate.", called(&node)),
             None => format!("{} may enter the cluster.", called(&node)),
-        };
-        return DryRun::document(&effect).map(Done::Shown);
+        }));
     }
     if has_another_tpm {
         global.out.remark(&format!("{turn}{ANOTHER_TPM}"));
@@ -412,6 +411,15 @@ mod tests {
         let shown = approve("--dry-run");
         assert_eq!((shown.status, cluster.asked()), (0, Vec::new()), "{}", shown.stderr);
         assert_eq!(shown.stdout.matches("may enter the cluster").count(), 2, "{}", shown.stdout);
+        let dry_run = ["node", "approve", &*first, "absent", &*second, "--dry-run", "-o", "json"];
+        let shown = world.run(&dry_run);
+        assert_eq!((shown.status, cluster.asked()), (1, Vec::new()), "{}", shown.stderr);
+        let value: serde_json::Value = serde_json::from_str(&shown.stdout).unwrap();
+        for (at, node) in [&*first, "absent", &*second].into_iter().enumerate() {
+            assert_eq!(value[at]["node"], node, "{value}");
+            let is_shown = value[at]["dry_run"] == true && value[at]["effect"].is_string();
+            assert_eq!(is_shown, node != "absent", "{value}");
+        }
         let approved = approve("--unchecked");
         assert_eq!(approved.status, 0, "{}", approved.stderr);
         assert_eq!(approved.stdout.matches("): approved\n").count(), 2, "{}", approved.stdout);

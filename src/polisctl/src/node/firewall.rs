@@ -7,7 +7,7 @@ use polis_proto::v1;
 use polis_proto::v1::get_firewall_response::Rule;
 use serde::Serialize;
 
-use super::look::Arguments;
+use super::state::Arguments;
 use crate::Global;
 use crate::error::Error;
 use crate::output::{Document, Text};

@@ -10,7 +10,6 @@ mod firewall;
 mod firmware;
 mod list;
 mod logs;
-mod look;
 mod network;
 mod power;
 mod proof;
@@ -21,9 +20,11 @@ mod reports;
 mod reset;
 mod returning;
 mod roles;
+mod state;
 #[cfg(test)]
 #[path = "tests.rs"]
 mod stories;
+mod taint;
 mod unlock;
 mod update;
 mod view;
@@ -38,7 +39,7 @@ use polis_wire::endpoint::{self, Endpoint, MANAGEMENT_PORT};
 
 pub(super) use self::list::{List, list, targets};
 pub(super) use self::logs::lines as log_lines;
-pub(super) use self::look::documents;
+pub(super) use self::state::documents;
 pub(super) use self::view::{View, called, faults, nodes_table};
 
 /// Commands about nodes. A node is named by its ID, its first four digits or more, or its
@@ -54,11 +55,11 @@ pub(super) enum Command {
         node: String,
     },
     /// Print the state that the node itself reports; works without a leader.
-    Status(look::Arguments),
+    Status(state::Arguments),
     /// Print the services of a node: the tree, with states, restarts and causes.
-    Services(look::Arguments),
+    Services(state::Arguments),
     /// Print the rules of a node's firewall: the allowed callers of each port, and its purpose.
-    Firewall(look::Arguments),
+    Firewall(state::Arguments),
     /// Print the links of a node, or order another network for it: it tries that, and returns to
     /// the former one unless it still reaches the cluster.
     Network(Box<network::Arguments>),
@@ -70,6 +71,8 @@ pub(super) enum Command {
     Roles(roles::Arguments),
     /// Set and remove labels.
     Label(record::Label),
+    /// Set and remove taints, which keep pods of Kubernetes away that do not tolerate them.
+    Taint(taint::Arguments),
     /// Give a node a name, which commands accept in place of its ID.
     Name(record::Name),
     /// Stop the services of a machine and reboot it.
@@ -114,14 +117,15 @@ pub(super) async fn run(command: Command, global: &Global) -> Result<(), Error> 
     match command {
         Command::List(arguments) => list(&arguments, global).await,
         Command::Describe { node } => describe(&node, global).await,
-        Command::Status(arguments) => look::status(&arguments, global).await,
-        Command::Services(arguments) => look::services(&arguments, global).await,
+        Command::Status(arguments) => state::status(&arguments, global).await,
+        Command::Services(arguments) => state::services(&arguments, global).await,
         Command::Firewall(arguments) => firewall::run(&arguments, global).await,
         Command::Network(arguments) => Box::pin(network::run(&arguments, global)).await,
         Command::Attest(arguments) => Box::pin(attest::run(arguments, global)).await,
         Command::Approve(arguments) => approve::run(arguments, global).await,
         Command::Roles(arguments) => roles::run(&arguments, global).await,
         Command::Label(arguments) => record::label(&arguments, global).await,
+        Command::Taint(arguments) => taint::run(arguments, global).await,
         Command::Name(arguments) => record::name(&arguments, global).await,
         Command::Reboot(arguments) => power::run(&arguments, false, global).await,
         Command::Poweroff(arguments) => power::run(&arguments, true, global).await,

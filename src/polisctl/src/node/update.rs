@@ -23,6 +23,7 @@ use crate::ask::{Go, Sure};
 use crate::error::Error;
 use crate::output::Document;
 use crate::session::{PATIENCE, Session, Target, at_most, refused};
+use crate::text::clean;
 use crate::update::OneWay;
 use crate::{Global, units, update, upload};
 use polis_wire::rpc::client::Channel;
@@ -181,6 +182,17 @@ fn came_back(
         return Ok(Some("it reboots"));
     }
     let new = status.version == manifest.version.to_string();
+    // A node that reports no image is compared by the version alone.
+    let is_kept = new && *ready && !status.trial;
+    if is_kept && !status.image.is_empty() && status.image != manifest.image {
+        return Err(Error::new(format!(
+            "its image is {}, and that of the bundle is {}",
+            clean(&status.image),
+            manifest.image
+        ))
+        .context(format!("the node runs another system of version {}", manifest.version))
+        .or_help("build the bundle with a newer version: a node takes no other"));
+    }
     match (new, ready) {
         (true, true) if !status.trial => Ok(None),
         (true, true) => {
@@ -231,6 +243,15 @@ mod tests {
         assert!(look(said("2", &new, false, true, "")).unwrap().unwrap().contains("on trial"));
         assert!(look(said("2", &new, true, true, "")).unwrap().unwrap().contains("on trial"));
         assert_eq!(look(said("2", &new, true, false, "")).unwrap(), None);
+        let of_image = |image: &str| {
+            let mut said = said("2", &new, true, false, "");
+            image.clone_into(&mut said.status.image);
+            look(said)
+        };
+        assert_eq!(of_image(&manifest.image).unwrap(), None);
+        let text = of_image("ff").unwrap_err().render();
+        assert!(text.starts_with("error: the node runs another system of version 1.0.0"), "{text}");
+        assert!(text.contains("its image is ff"), "{text}");
         let waits = look(said("3", &old, false, false, "1.0.0 in slot B, failed")).unwrap();
         assert!(waits.unwrap().contains("the system before"));
         let error = look(said("3", &old, true, false, "1.0.0 in slot B, failed: a guru"));

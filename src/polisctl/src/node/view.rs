@@ -14,10 +14,33 @@ use crate::table::{Table, table};
 use crate::text::{clean, word};
 use crate::{parameters, units};
 use polis_wire::node_roles::Role;
+use polis_wire::parameters::{taint_effect_name, taint_text};
 
 /// The length of an ID in a command that has no room for all of it: `polis-` and eight
 /// digits, which a command completes, or refuses if two nodes begin with them.
 const SHORT: usize = 14;
+
+/// A taint, as programs read it: with the names of Kubernetes.
+#[derive(Debug, Serialize)]
+struct Taint {
+    key: String,
+    value: String,
+    effect: &'static str,
+    /// `KEY[=VALUE]:EFFECT`.
+    #[serde(skip)]
+    text: String,
+}
+
+impl Taint {
+    fn of(taint: &v1::NodeTaint) -> Self {
+        Self {
+            key: clean(&taint.key),
+            value: clean(&taint.value),
+            effect: taint_effect_name(taint.effect()),
+            text: clean(&taint_text(taint)),
+        }
+    }
+}
 
 /// A node, as programs read it.
 #[derive(Debug, Serialize)]
@@ -42,6 +65,8 @@ pub(crate) struct View {
     image: String,
     boot_id: String,
     labels: BTreeMap<String, String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    taints: Vec<Taint>,
     /// `null`: no heartbeat yet.
     heartbeat_age_ms: Option<u64>,
     /// How its clock stands.
@@ -147,6 +172,7 @@ impl View {
             workload_crash_loop: status.workload_crash_loop,
             boot_id: status.boot_id,
             labels: node.labels.clone(),
+            taints: node.taints.iter().map(Taint::of).collect(),
             heartbeat_age_ms: u64::try_from(node.heartbeat_age_ms).ok(),
             clock: node.clock.map(clock).unwrap_or_default(),
             clock_offset_us: node.clock.and_then(|clock| clock.offset_us),
@@ -376,9 +402,10 @@ impl View {
         let misfit = Some(self.attestation_fault.clone()).filter(|fault| !fault.is_empty());
         lines.extend(misfit.map(|fault| ("attestation", fault)));
         lines.extend(self.returning.as_ref().map(|it| ("returns", it.text(&self.id))));
+        lines.extend([("recovery key", recovery), ("labels", parameters::labels(&self.labels))]);
+        let taints: Vec<_> = self.taints.iter().map(|taint| taint.text.as_str()).collect();
+        lines.extend((!taints.is_empty()).then(|| ("taints", taints.join("\n"))));
         lines.extend([
-            ("recovery key", recovery),
-            ("labels", parameters::labels(&self.labels)),
             ("registered", or_dash(&units::text(self.registered_at))),
             ("fingerprint", format!("{words}\n{}", self.fingerprint).trim().to_owned()),
         ]);

@@ -7,7 +7,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::error::Error;
 use crate::{Global, units};
-use polis_wire::rpc::client::Patience;
+use polis_wire::rpc::client::Timeouts;
 
 /// Longest that a command waits for the cluster: an election takes ten seconds.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(15);
@@ -36,10 +36,10 @@ impl Limit {
 
     /// How long calls may take from now on: no longer than is left, so that their own end, which
     /// says what was tried, comes first.
-    pub(crate) fn patience(limit: Option<Self>, default: Duration) -> Patience {
+    pub(crate) fn timeouts(limit: Option<Self>, default: Duration) -> Timeouts {
         let left = |limit: Self| limit.end.saturating_duration_since(Instant::now());
         let total = limit.map_or(default, left);
-        Patience { attempt: ATTEMPT.min(total), total }
+        Timeouts { attempt: ATTEMPT.min(total), total }
     }
 
     pub(super) fn over(self, what: &str) -> Error {
@@ -79,7 +79,7 @@ pub(super) fn leader_time(timeout: Option<Duration>) -> Duration {
 }
 
 /// How long the calls of a command may take.
-pub(super) fn patience(global: &Global, default: Duration) -> Patience {
+pub(super) fn timeouts(global: &Global, default: Duration) -> Timeouts {
     let total = global.timeout.unwrap_or(default);
-    Patience { attempt: ATTEMPT.min(total), total }
+    Timeouts { attempt: ATTEMPT.min(total), total }
 }

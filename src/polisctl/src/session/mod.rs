@@ -41,7 +41,7 @@ pub(super) use self::node::dialled;
 pub(super) use self::refusal::refused;
 pub(super) use self::target::{Target, target};
 
-use self::deadline::{ATTEMPT, LEADER, leader_time, patience};
+use self::deadline::{ATTEMPT, LEADER, leader_time, timeouts};
 use super::contexts::{self, Context, Contexts};
 use super::error::Error;
 use super::output::Out;
@@ -50,7 +50,7 @@ use polis_base::sys::clock;
 use polis_wire::age::Identity;
 use polis_wire::identity::Fingerprint;
 use polis_wire::pki::{Authorities, Crl, Facts};
-use polis_wire::rpc::client::{Channel, Client, Patience, Repeat};
+use polis_wire::rpc::client::{Channel, Client, Repeat, Timeouts};
 use polis_wire::rpc::{AccessList, Credentials, Role};
 
 /// A user of a cluster, with a client for its leader.
@@ -112,12 +112,7 @@ fn another(context: &Context, role: Option<Role>) -> String {
 impl Session {
     /// Opens the current context, and renews its certificate when due.
     pub(super) async fn open(global: &Global) -> Result<Self, Error> {
-        Self::patient(global, PATIENCE).await
-    }
-
-    /// The same, for a command with its own wait.
-    pub(super) async fn patient(global: &Global, wait: Duration) -> Result<Self, Error> {
-        let mut session = Self::prepare(global, wait)?;
+        let mut session = Self::prepare(global, PATIENCE)?;
         let progress = global.out.progress();
         progress.says("looking for the leader of the cluster");
         session.renew(global).await;
@@ -174,7 +169,7 @@ impl Session {
         let credentials = credentials(&key, certificate, Some(ca));
         let identity = Identity::of_key(&key);
         let candidates = candidates(global, &context)?;
-        let client = Client::fixed(candidates, credentials.clone(), patience(global, wait));
+        let client = Client::fixed(candidates, credentials.clone(), timeouts(global, wait));
         let access_list = watch::Sender::new(access_list(context.crl.clone()));
         let client = client.wary(access_list.subscribe());
         let contexts = global.contexts.clone();
@@ -197,7 +192,7 @@ impl Session {
     /// lets one go on need not let another begin.
     pub(super) fn reconnect(&mut self, global: &Global) -> Result<(), Error> {
         let candidates = candidates(global, &self.context)?;
-        let client = Client::fixed(candidates, self.credentials.clone(), self.client.patience());
+        let client = Client::fixed(candidates, self.credentials.clone(), self.client.timeouts());
         self.client = client.wary(self.access_list.subscribe());
         Ok(())
     }
@@ -313,8 +308,8 @@ impl Session {
             None => self.client.clone(),
             Some(limit) => {
                 let left = limit.end.saturating_duration_since(Instant::now());
-                let total = left.min(self.client.patience().total);
-                self.client.clone().patient(Patience { attempt: ATTEMPT.min(total), total })
+                let total = left.min(self.client.timeouts().total);
+                self.client.clone().with_timeouts(Timeouts { attempt: ATTEMPT.min(total), total })
             }
         }
     }
@@ -364,8 +359,8 @@ impl Session {
     /// Limits each call from now on, regardless of `--timeout`.
     pub(super) fn limit_calls(&mut self, total: Duration) {
         self.limit = None;
-        let patience = Patience { attempt: ATTEMPT.min(total), total };
-        self.client = self.client.clone().patient(patience);
+        let timeouts = Timeouts { attempt: ATTEMPT.min(total), total };
+        self.client = self.client.clone().with_timeouts(timeouts);
     }
 
     /// Limits everything from now on, taken together, by `--timeout` if a person gave it.

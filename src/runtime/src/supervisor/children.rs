@@ -6,8 +6,8 @@ use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
 use super::context::{Child, Context, Service, service};
-use super::keeper;
 use super::restart::Policy;
+use super::runner;
 
 /// Children that live and die together: the death of one ends and restarts all.
 #[derive(Debug)]
@@ -64,7 +64,7 @@ impl Context {
             return Child { stop: CancellationToken::new(), ended };
         };
         children.retain(|child| !child.ended.is_cancelled());
-        let child = keeper::start(self.shared.clone(), members, policy, Arc::clone(&self.run));
+        let child = runner::start(self.shared.clone(), members, policy, Arc::clone(&self.run));
         children.push(child.clone());
         child
     }

@@ -25,7 +25,7 @@ pub struct Context {
     pub(super) shared: Shared,
 }
 
-/// One run of one service, as its context and its keeper see it.
+/// One run of one service, as its context and its runner see it.
 #[derive(Debug)]
 pub(super) struct Run {
     /// Cancelled when the run must end.

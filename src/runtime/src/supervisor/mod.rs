@@ -31,8 +31,8 @@
 mod blocking;
 mod children;
 mod context;
-mod keeper;
 pub mod restart;
+mod runner;
 pub mod testing;
 mod tree;
 
@@ -119,7 +119,7 @@ impl Supervisor {
         E: Into<anyhow::Error>,
     {
         let shared = Shared::new(stages, lines, logs);
-        let root = keeper::start_root(shared.clone(), context::service(ROOT.into(), run));
+        let root = runner::start_root(shared.clone(), context::service(ROOT.into(), run));
         Self { shared, root }
     }
 

@@ -12,7 +12,7 @@
 //! └ kubepods               made and filled by kubelet
 //! ```
 //!
-//! The groups exist only on a node with a workload role: `workload::ground` of the node
+//! The groups exist only on a node with a workload role: `workload::host` of the node
 //! makes them. A service that starts a program asks for [`Group::existing`] and passes the
 //! path to [`Command::cgroup`](super::process::Command::cgroup) where there is one.
 

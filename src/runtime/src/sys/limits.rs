@@ -5,7 +5,7 @@
 //! [`Limits::open`] runs in the node and does everything that allocates or may fail with a
 //! path in its error; [`Opened::apply`] runs in the child and makes system calls only.
 //!
-//! What this module does not do: make control groups (`workload::ground` of the node), or
+//! What this module does not do: make control groups (`workload::host` of the node), or
 //! decide what a confined program may do (`confine`).
 
 use std::io;

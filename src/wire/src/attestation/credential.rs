@@ -20,7 +20,7 @@ use rsa::{BoxedUint, Oaep, RsaPublicKey};
 use zeroize::Zeroizing;
 
 use super::Error;
-use super::derive::{BLOCK, SIZE, Shared, Way, cfb, kdfa};
+use super::derive::{BLOCK, Direction, SIZE, Shared, cfb, kdfa};
 use super::format::Writer;
 use super::key::{EndorsementKey, MODULUS};
 
@@ -56,7 +56,7 @@ pub(super) fn make(
     };
     let storage = kdfa::<BLOCK>(&*seed, b"STORAGE", name, &[]);
     let mut identity = Writer::default().sized(content).done();
-    cfb(&storage, [0; BLOCK], &mut identity, Way::Encrypt);
+    cfb(&storage, [0; BLOCK], &mut identity, Direction::Encrypt);
     let integrity = kdfa::<SIZE>(&*seed, b"INTEGRITY", &[], &[]);
     let integrity = hmac::Key::new(hmac::HMAC_SHA256, &*integrity);
     let proof = hmac::sign(&integrity, &[&*identity, name].concat());

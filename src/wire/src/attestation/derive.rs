@@ -109,7 +109,7 @@ pub fn kdfa<const BYTES: usize>(
 
 /// The direction of a cipher.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum Direction {
     /// From plain text.
     Encrypt,
     /// To plain text.
@@ -117,7 +117,7 @@ pub enum Way {
 }
 
 /// AES-128 in CFB mode, whose last block may be cut.
-pub fn cfb(key: &[u8; BLOCK], vector: [u8; BLOCK], data: &mut [u8], way: Way) {
+pub fn cfb(key: &[u8; BLOCK], vector: [u8; BLOCK], data: &mut [u8], direction: Direction) {
     let cipher = Aes128::new(key.into());
     let mut block = vector.into();
     for chunk in data.chunks_mut(BLOCK) {
@@ -125,7 +125,7 @@ pub fn cfb(key: &[u8; BLOCK], vector: [u8; BLOCK], data: &mut [u8], way: Way) {
         for (mask, byte) in block.iter_mut().zip(chunk) {
             let given = *byte;
             *byte ^= *mask;
-            *mask = if way == Way::Encrypt { *byte } else { given };
+            *mask = if direction == Direction::Encrypt { *byte } else { given };
         }
     }
 }
@@ -148,9 +148,9 @@ mod tests {
         // The whole, and a last block that is cut.
         for length in [32, 19] {
             let mut data = plain[..length].to_vec();
-            cfb(&key, vector, &mut data, Way::Encrypt);
+            cfb(&key, vector, &mut data, Direction::Encrypt);
             assert_eq!(data, coded[..length]);
-            cfb(&key, vector, &mut data, Way::Decrypt);
+            cfb(&key, vector, &mut data, Direction::Decrypt);
             assert_eq!(data, plain[..length]);
         }
     }

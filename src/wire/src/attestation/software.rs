@@ -16,7 +16,7 @@ use rsa::traits::PublicKeyParts as _;
 use rsa::{Oaep, RsaPrivateKey};
 use sha2::{Digest as _, Sha256};
 
-use super::derive::{BLOCK, Point, SIZE, Way, cfb, kdfa, uncompressed};
+use super::derive::{BLOCK, Direction, Point, SIZE, cfb, kdfa, uncompressed};
 use super::format::{Reader, Writer};
 use super::key::{ALG_ECDSA, ALG_SHA256, MODULUS};
 use super::{
@@ -197,7 +197,7 @@ impl Software {
         let integrity = hmac::Key::new(hmac::HMAC_SHA256, &*integrity);
         hmac::verify(&integrity, &[&*identity, &*name].concat(), proof).ok()?;
         let storage = kdfa::<BLOCK>(&seed, b"STORAGE", &name, &[]);
-        cfb(&storage, [0; BLOCK], &mut identity, Way::Decrypt);
+        cfb(&storage, [0; BLOCK], &mut identity, Direction::Decrypt);
         Some(Reader(&identity).sized().ok()?.to_vec())
     }
 }

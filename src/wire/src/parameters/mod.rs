@@ -24,6 +24,7 @@ mod kubernetes_names;
 mod log_target;
 mod network;
 mod networks;
+mod node_taints;
 mod platform;
 mod proxy;
 mod snapshot_target;
@@ -55,6 +56,9 @@ pub use self::network::{
     Vlan,
 };
 pub use self::networks::networks;
+pub use self::node_taints::{
+    TAINTS_MAX, node_taints, removed_taints, taint_effect, taint_effect_name, taint_text,
+};
 pub use self::platform::{Dmi, Platform};
 pub use self::proxy::{Proxy, proxy};
 pub use self::snapshot_target::snapshot_target;

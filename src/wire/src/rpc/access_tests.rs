@@ -63,6 +63,7 @@ const SERVED: &[(&str, &str)] = &[
     ("/polis.v1.Management/SnapshotEtcd", "....po"),
     ("/polis.v1.Management/UpdateNodeLabels", "....po"),
     ("/polis.v1.Management/UpdateNodeRoles", ".....o"),
+    ("/polis.v1.Management/UpdateNodeTaints", "....po"),
     ("/polis.v1.NodeManagement/AnnounceFirmwareUpdate", ".....o"),
     ("/polis.v1.NodeManagement/Attest", "....po"),
     ("/polis.v1.NodeManagement/Console", "...vpo"),

@@ -46,10 +46,10 @@ const MESSAGES: [(&str, Decode); COUNT] = messages! {
     RevokeUserRequest RevokeUserResponse RotateAuthoritiesRequest Rotation ServicesRequest
     ServicesResponse SetRegistryRequest SetRegistryResponse SnapshotChunk SnapshotEtcdRequest
     UnlockRequest UnlockResponse UpdateNodeLabelsRequest UpdateNodeRolesRequest
-    UpdateNodeStatusRequest UpdateNodeStatusResponse UpdateProgress UpdateRequest WatchEvent
-    WatchRegistriesRequest WatchRequest
+    UpdateNodeStatusRequest UpdateNodeStatusResponse UpdateNodeTaintsRequest UpdateProgress
+    UpdateRequest WatchEvent WatchRegistriesRequest WatchRequest
 };
-const COUNT: usize = 117;
+const COUNT: usize = 118;
 
 /// How deep messages in messages go in a sample.
 const DEPTH_MAX: usize = 4;

@@ -102,6 +102,7 @@ const STEPS: &[Step] = &[
     ("Management/SnapshotEtcd", &[Owner], &[Store, RecoveryKeys, Passwords, Owner]),
     ("Management/UpdateNodeLabels", &[], &[]),
     ("Management/UpdateNodeRoles", &[Node], &[Voter, Worker]),
+    ("Management/UpdateNodeTaints", &[], &[]),
     ("NodeManagement/AnnounceFirmwareUpdate", &[], &[]),
     // The endorsement key opens credentials of a caller's own making, and nothing that is sealed.
     ("NodeManagement/Attest", &[], &[]),

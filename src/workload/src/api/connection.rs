@@ -84,7 +84,7 @@ pub(crate) fn set_options(tcp: &TcpStream) {
 /// How long the kernel keeps a connection whose other end has vanished: one that is silent, and
 /// one with unacknowledged bytes. Zero: for longer than any test.
 #[cfg(test)]
-pub(crate) fn patience(socket: impl std::os::fd::AsFd) -> rustix::io::Result<[Duration; 2]> {
+pub(crate) fn timeouts(socket: impl std::os::fd::AsFd) -> rustix::io::Result<[Duration; 2]> {
     use rustix::net::sockopt::{
         socket_keepalive, tcp_keepcnt, tcp_keepidle, tcp_keepintvl, tcp_user_timeout,
     };
@@ -148,9 +148,9 @@ mod tests {
         let server = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = server.local_addr().unwrap();
         let plain = TcpStream::connect(address).await.unwrap();
-        assert_eq!(patience(&plain).unwrap(), [Duration::ZERO; 2]);
+        assert_eq!(timeouts(&plain).unwrap(), [Duration::ZERO; 2]);
         let tcp = open(address).await.unwrap();
-        assert_eq!(patience(&tcp).unwrap(), [Duration::from_secs(30); 2]);
+        assert_eq!(timeouts(&tcp).unwrap(), [Duration::from_secs(30); 2]);
     }
 
     #[tokio::test]

@@ -30,7 +30,7 @@ use hyper::body::Bytes;
 use polis_base::files::{File, Pair};
 
 #[cfg(test)]
-pub(super) use connection::patience;
+pub(super) use connection::timeouts;
 pub(super) use connection::{Pipe, open, set_options};
 pub use error::Error;
 pub(super) use parsing::parse;
@@ -50,6 +50,9 @@ pub(super) const JSON: &str = "application/json";
 /// The same of a list of objects of which the server sends the metadata alone.
 pub(super) const METADATA: &str =
     "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
+
+/// The type of a change of some fields of an object.
+pub(super) const MERGE_PATCH: &str = "application/merge-patch+json";
 
 /// The way to one server on this machine.
 #[derive(Clone, Debug)]

@@ -11,7 +11,7 @@ use hyper::client::conn::http1::SendRequest;
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
-use super::{ANSWER_MAX, Answer, Api, Error, JSON, Pipe, REQUEST_MAX, parse};
+use super::{ANSWER_MAX, Answer, Api, Error, JSON, MERGE_PATCH, Pipe, REQUEST_MAX, parse};
 use crate::objects::{FIELD_MANAGER, Object};
 
 /// Bytes of an answer with one object: etcd holds 1.5 MiB of it at most, and its text may be
@@ -149,6 +149,21 @@ impl Session {
             "preconditions": {"uid": uid, "resourceVersion": version},
         });
         let answer = self.send(Method::DELETE, path, JSON, &options).await?;
+        match answer.status {
+            404 | 409 => Ok(false),
+            _ => self.api.succeeded(&answer).map(|()| true),
+        }
+    }
+
+    /// Changes the fields of an object that this merge patch has, if the object still has the UID
+    /// and the version in it. Returns whether it was changed: it may be gone, or have changed
+    /// meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// [`Error`].
+    pub(crate) async fn merge(&self, path: &str, patch: &Value) -> Result<bool, Error> {
+        let answer = self.send(Method::PATCH, path, MERGE_PATCH, patch).await?;
         match answer.status {
             404 | 409 => Ok(false),
             _ => self.api.succeeded(&answer).map(|()| true),

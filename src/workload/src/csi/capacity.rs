@@ -15,7 +15,7 @@
 //!   a claim that this node has refused soon goes elsewhere.
 //! - Growth of less than two [`STEP`]s makes no request.
 //!
-//! What this module does not do: compute the room (`ground::quota`), or delete the objects. They
+//! What this module does not do: compute the room (`host::quota`), or delete the objects. They
 //! go with their Node, by the garbage collector; nothing reads that of a class that is gone.
 
 use std::collections::BTreeMap;

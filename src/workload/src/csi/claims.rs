@@ -78,13 +78,13 @@ impl Claim {
     }
 
     /// The step for it on this node.
-    pub(super) fn wish(&self, node: NodeId) -> Wish {
+    pub(super) fn action(&self, node: NodeId) -> Action {
         let selected = self.selected_node.as_deref() == Some(node.to_string().as_str());
         match self.volume.as_deref() {
-            _ if self.deleted => Wish::Nothing,
-            None if selected => Wish::Make,
-            Some(volume) if volume == self.id.as_str() && selected => Wish::Enlarge,
-            None | Some(_) => Wish::Nothing,
+            _ if self.deleted => Action::Nothing,
+            None if selected => Action::Make,
+            Some(volume) if volume == self.id.as_str() && selected => Action::Enlarge,
+            None | Some(_) => Action::Nothing,
         }
     }
 
@@ -148,7 +148,7 @@ impl Claim {
 
 /// The request of a claim to this node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Wish {
+pub(super) enum Action {
     /// Nothing: it is not of this node, or has what it wants.
     Nothing,
     /// A volume.

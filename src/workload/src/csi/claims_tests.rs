@@ -47,15 +47,15 @@ fn claim(path: &str, value: Value) -> Claim {
 #[test]
 fn a_claim_asks_the_selected_node_and_no_other() {
     let here = Claim::read(&claim_object("1Gi")).unwrap();
-    assert_eq!(here.wish(node()), Wish::Make);
+    assert_eq!(here.action(node()), Action::Make);
     let other = NodeId::from_public_key(&[8; 32]);
-    assert_eq!(here.wish(other), Wish::Nothing);
+    assert_eq!(here.action(other), Action::Nothing);
     let bound = claim("/spec/volumeName", json!(format!("pvc-{UID}")));
-    assert_eq!(bound.wish(node()), Wish::Enlarge);
-    assert_eq!(bound.wish(other), Wish::Nothing);
-    assert_eq!(claim("/spec/volumeName", json!("by-hand")).wish(node()), Wish::Nothing);
-    assert_eq!(claim("/metadata/deletionTimestamp", json!("now")).wish(node()), Wish::Nothing);
-    assert_eq!(claim("/metadata/annotations", json!({})).wish(node()), Wish::Nothing);
+    assert_eq!(bound.action(node()), Action::Enlarge);
+    assert_eq!(bound.action(other), Action::Nothing);
+    assert_eq!(claim("/spec/volumeName", json!("by-hand")).action(node()), Action::Nothing);
+    assert_eq!(claim("/metadata/deletionTimestamp", json!("now")).action(node()), Action::Nothing);
+    assert_eq!(claim("/metadata/annotations", json!({})).action(node()), Action::Nothing);
 }
 
 #[test]

@@ -9,14 +9,13 @@ use serde_json::{Value, json};
 use super::claims::{self, Claim, Class, Refusal, Volume};
 use super::names::{CAPACITIES, SELECTED_NODE};
 use super::volume_id::VolumeId;
-use crate::api::{Answer, Api, Error, parse};
+use crate::api::{Answer, Api, Error, MERGE_PATCH, parse};
 use polis_wire::identity::NodeId;
 
 pub(super) const VOLUMES: &str = "/api/v1/persistentvolumes";
 pub(super) const CLASSES: &str = "/apis/storage.k8s.io/v1/storageclasses";
 
 const JSON: &str = "application/json";
-const MERGE_PATCH: &str = "application/merge-patch+json";
 
 /// A server of the API. The node uses [`Api`].
 pub(super) trait Server: Clone + Send + Sync + 'static {

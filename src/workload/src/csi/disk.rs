@@ -12,7 +12,7 @@ use std::path::Path;
 use polis_base::files;
 
 use super::trash::{self, Swept};
-use crate::ground::quota::{Kernel, Projects};
+use crate::host::quota::{Kernel, Projects};
 
 /// The operations of the store on the disk.
 pub trait Disk: Projects {

@@ -30,7 +30,7 @@
 //! - The state of a volume lies on the disk: a restart begins with it.
 //! - The part is ready when kubelet has taken the driver, and the provisioner sees the claims.
 //!
-//! What this module does not do: divide the partition (`ground::quota`), or grant rights
+//! What this module does not do: divide the partition (`host::quota`), or grant rights
 //! (`objects`).
 
 mod capacity;
@@ -125,7 +125,7 @@ pub(super) struct Service {
 impl Service {
     /// Runs until cancelled.
     pub(super) async fn run(self, ctx: Context) -> Result<(), Error> {
-        // kubelet adopts its directory with its quota before (`ground`), and the provisioner
+        // kubelet adopts its directory with its quota before (`host`), and the provisioner
         // calls with a certificate.
         let (containerd, certificates) =
             (self.parts.ready(Part::Containerd), self.parts.ready(Part::WorkerCertificates));

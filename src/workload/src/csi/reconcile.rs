@@ -29,7 +29,7 @@ use time::format_description::well_known::Rfc3339;
 use tokio::time::Instant;
 use tracing::{debug, info, trace, warn};
 
-use super::claims::{self, Claim, End, Refusal, Volume, Wish};
+use super::claims::{self, Action, Claim, End, Refusal, Volume};
 use super::cluster::{Cluster, Server};
 use super::store::{self, Store};
 use super::volume_id::VolumeId;
@@ -163,7 +163,7 @@ impl<S: Server> Pass<S> {
         let claim = Claim::read(object)?;
         // One that waits and is not of this node any more is forgotten.
         let waits = self.waiting.contains_key(&(true, claim.id.clone()));
-        (waits || claim.wish(self.node) != Wish::Nothing).then_some(Item::Claim(claim))
+        (waits || claim.action(self.node) != Action::Nothing).then_some(Item::Claim(claim))
     }
 
     /// Reads a volume of this node.
@@ -256,10 +256,10 @@ impl<S: Server> Pass<S> {
 
     /// Serves a claim.
     pub(super) async fn serve(&mut self, claim: &Claim) -> Result<Served, Error> {
-        match claim.wish(self.node) {
-            Wish::Nothing => Ok(Served::Done),
-            Wish::Make => self.make(claim).await,
-            Wish::Enlarge => self.enlarge(claim).await,
+        match claim.action(self.node) {
+            Action::Nothing => Ok(Served::Done),
+            Action::Make => self.make(claim).await,
+            Action::Enlarge => self.enlarge(claim).await,
         }
     }
 

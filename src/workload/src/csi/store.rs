@@ -23,7 +23,7 @@
 //! - `content` exists only in a directory with a project that has limits.
 //! - A project belongs to one volume, also while that is being removed.
 //! - A volume is removed by its name only, and never becomes one of another name.
-//! - The room of the volumes is taken from workloads first (`ground::quota`).
+//! - The room of the volumes is taken from workloads first (`host::quota`).
 //!
 //! What this module does not do: decide which volumes exist (`reconcile`).
 
@@ -39,7 +39,7 @@ use tracing::info;
 use super::disk::Disk;
 use super::trash::{self, Swept};
 use super::volume_id::VolumeId;
-use crate::ground::quota::{self, Kernel, Turn, VOLUME_FIRST};
+use crate::host::quota::{self, Kernel, Turn, VOLUME_FIRST};
 
 /// The directory that pods see, and the file that says whose it is.
 const CONTENT: &str = "content";

@@ -10,7 +10,7 @@ use std::sync::{Mutex, PoisonError};
 
 use super::*;
 use crate::csi::claims::tests::UID;
-use crate::ground::quota::Projects;
+use crate::host::quota::Projects;
 
 const GIB: u64 = 1 << 30;
 

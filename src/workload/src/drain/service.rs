@@ -13,7 +13,7 @@ use tracing::{debug, info, warn};
 
 use super::pods::{self, Evicted, Pod};
 use super::{Drains, Failure, Order, Progress, State, Unmanaged};
-use crate::api::{Api, Error, JSON, Session};
+use crate::api::{Api, Error, JSON, MERGE_PATCH, Session};
 use crate::parts::{Part, Parts, Status};
 use polis_base::cause;
 use polis_runtime::event::Closed;
@@ -23,9 +23,6 @@ use polis_wire::identity::NodeId;
 
 /// The mark of a Node that Polis has cordoned: no other is uncordoned.
 const CORDONED: &str = "polis.internal/cordoned";
-
-/// The type of a change of some fields.
-const MERGE: &str = "application/merge-patch+json";
 
 /// Between two looks. A budget that forbids an eviction changes when a pod has become ready
 /// elsewhere, which takes seconds.
@@ -269,7 +266,7 @@ impl Service {
     }
 
     async fn change(&self, change: &Value) -> Result<(), Error> {
-        let answer = self.session().send(Method::PATCH, &self.path(), MERGE, change).await?;
+        let answer = self.session().send(Method::PATCH, &self.path(), MERGE_PATCH, change).await?;
         self.api.succeeded(&answer)
     }
 

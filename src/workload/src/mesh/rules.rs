@@ -25,7 +25,7 @@
 //! would leave with the address of its pod: it is dropped where packets are forwarded.
 //!
 //! kube-proxy and the CNI plugins have tables of their own: no program changes a table of
-//! another. The node removes theirs with the role of a worker (`ground::tables`), before it removes
+//! another. The node removes theirs with the role of a worker (`host::tables`), before it removes
 //! this one with the last role of Kubernetes.
 //!
 //! What this module does not do: filter packets to the node itself.

@@ -42,8 +42,8 @@ use super::plan::Mesh;
 use super::records::{Place, place};
 use super::rules;
 use super::status::{Outputs, PeerStatus, Stage, Status, publish};
-use crate::ground;
-use crate::ground::sysctl::{self, Parameter};
+use crate::host;
+use crate::host::sysctl::{self, Parameter};
 use crate::parts::{Part, PartState, Parts};
 use crate::runtime;
 use polis_base::cause;
@@ -413,7 +413,7 @@ impl Service {
             self.rules(Some(networks), ctx).await?;
             // The kernel has the table of connections from these rules on.
             let proc = self.config.proc.clone();
-            blocking(move || ground::allow_connections(&proc)).await;
+            blocking(move || host::allow_connections(&proc)).await;
             run.rules = Some(networks);
         }
         publish(&self.outputs.prefix, Some(prefix));

@@ -16,7 +16,7 @@ pub const PAUSE: &str = "polis.internal/pause:1";
 
 /// Where containerd keeps images, and what it knows of running containers.
 const ROOT: &str = "/var/lib/containerd";
-const STATE: &str = crate::ground::mounts::CONTAINERS;
+const STATE: &str = crate::host::mounts::CONTAINERS;
 
 /// Between two looks of containerd at the counters of all containers; its default is a second.
 const STATISTICS: &str = "10s";

@@ -20,7 +20,7 @@ use tracing::{debug, info, warn};
 use super::health::{self, Health};
 use super::places::Config;
 use super::{Status, config, gvisor, import, layout};
-use crate::ground;
+use crate::host;
 use polis_base::cause;
 use polis_base::files;
 use polis_runtime::logtree::Parser;
@@ -60,7 +60,7 @@ pub(super) const PODS_AT_END: Duration = Duration::from_secs(3);
 pub enum Error {
     /// The machine cannot carry workloads.
     #[error(transparent)]
-    Ground(#[from] ground::Error),
+    Host(#[from] host::Error),
     /// A file of its configuration cannot be written.
     #[error(transparent)]
     Files(#[from] files::Error),
@@ -139,7 +139,7 @@ impl Daemon {
             () = outdated(self.proxy.clone(), proxy.as_ref()) => Ok(Ended::Outdated),
             () = ctx.cancelled() => {
                 self.status.send_replace(Status::Ending);
-                ground::pods::end(&self.config.ground.cgroup, PODS_AT_END).await;
+                host::pods::end(&self.config.host.cgroup, PODS_AT_END).await;
                 Ok(Ended::Cancelled)
             }
         };
@@ -155,12 +155,12 @@ impl Daemon {
     async fn prepare(&self) -> Result<(), Error> {
         let config = self.config.clone();
         let write = move || {
-            let lacking = gvisor::lacking(&config.ground.proc, &config.programs);
+            let lacking = gvisor::lacking(&config.host.proc, &config.programs);
             write_files(&config, handler(&lacking))
         };
         Box::pin(blocking(write)).await?;
-        let ground = self.config.ground.clone();
-        Ok(blocking(move || ground::prepare(&ground, &[Role::KubernetesWorker])).await?)
+        let host = self.config.host.clone();
+        Ok(blocking(move || host::prepare(&host, &[Role::KubernetesWorker])).await?)
     }
 
     fn command(&self, ctx: &Context, proxy: Option<&Proxy>) -> Command {

@@ -1,7 +1,7 @@
 //! The container runtime of this node: containerd, with `runc` and gVisor below it.
 //!
 //! ```text
-//! [stopped] --the role, a data partition--> [preparing] --ground--> [starting]
+//! [stopped] --the role, a data partition--> [preparing] --host--> [starting]
 //!     ^                                                                 | it answers
 //!     |                                                             [importing]
 //!     |                                                                 | images of the system
@@ -16,7 +16,7 @@
 //! containerd is gone. A containerd that is started again finds them by its state.
 //!
 //! Invariants:
-//! - containerd starts only after the quota of workloads and the mounts stand (`ground`).
+//! - containerd starts only after the quota of workloads and the mounts are in place (`host`).
 //! - Kubernetes sees no runtime without the images of the system: they are imported before
 //!   the status is [`Status::Serving`].
 //!

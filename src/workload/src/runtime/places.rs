@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use super::gvisor;
-use crate::ground;
+use crate::host;
 use polis_base::files;
 
 /// Where everything is.
@@ -21,7 +21,7 @@ pub struct Config {
     /// The tree of the node.
     pub tree: files::Root,
     /// The interfaces of the machine.
-    pub ground: ground::Config,
+    pub host: host::Config,
 }
 
 impl Config {
@@ -34,7 +34,7 @@ impl Config {
             gvisor: files::File::public(gvisor::CONFIGURATION.into()),
             images: "/usr/share/polis/images".into(),
             tree: tree.clone(),
-            ground: ground::Config::live(tree),
+            host: host::Config::live(tree),
         }
     }
 

@@ -30,7 +30,7 @@ use tracing::{info, warn};
 use super::daemon::{Daemon, PODS_AT_END};
 use super::places::Config;
 use super::{Pods, Status, pods};
-use crate::{Part, ground};
+use crate::{Part, host};
 use polis_base::cause;
 use polis_base::serial::EventLine;
 use polis_control::cluster;
@@ -117,8 +117,8 @@ impl Service {
                 said = done.then_some(wanted);
             }
             if daemon.is_some() && uplinks != links {
-                let ground = self.config.ground.clone();
-                blocking(move || ground::prepare_uplinks(&ground)).await;
+                let host = self.config.host.clone();
+                blocking(move || host::prepare_uplinks(&host)).await;
                 uplinks = links;
             }
             let wait = said.is_none().then_some(RETRY);
@@ -130,7 +130,7 @@ impl Service {
         // A containerd that ran has ended its pods; one that was down has not.
         if self.config.has_run() {
             self.status.send_replace(Status::Ending);
-            ground::pods::end(&self.config.ground.cgroup, PODS_AT_END).await;
+            host::pods::end(&self.config.host.cgroup, PODS_AT_END).await;
             self.release().await;
             self.forget().await;
         }
@@ -158,10 +158,10 @@ impl Service {
     async fn leave(&self, daemon: Option<Child>, failed: &mut cause::Last, ctx: &Context) -> bool {
         if daemon.is_some() || self.config.has_run() {
             self.status.send_replace(Status::Ending);
-            let group = &self.config.ground.cgroup;
-            let ended = ctx.until_cancelled(ground::pods::end(group, PODS_WITHOUT_ROLE)).await;
+            let group = &self.config.host.cgroup;
+            let ended = ctx.until_cancelled(host::pods::end(group, PODS_WITHOUT_ROLE)).await;
             if ended.is_none() {
-                ground::pods::end(group, PODS_AT_END).await;
+                host::pods::end(group, PODS_AT_END).await;
             }
             if let Some(daemon) = daemon {
                 daemon.stop().await;
@@ -180,7 +180,7 @@ impl Service {
     /// together with kubelet.
     async fn end_forwarding(&self, failed: &mut cause::Last, ctx: &Context) -> bool {
         let log = ctx.sink("nft", Parser::Raw);
-        let ended = Box::pin(ground::end_forwarding(&self.config.ground, log));
+        let ended = Box::pin(host::end_forwarding(&self.config.host, log));
         match ctx.until_cancelled(ended).await {
             Some(Ok(())) => {
                 failed.clear();
@@ -202,9 +202,9 @@ impl Service {
 
     /// Ends the shims and unmounts, after the pods and containerd have ended.
     async fn release(&self) {
-        ground::pods::end_shims(&self.config.ground.cgroup).await;
-        let ground = self.config.ground.clone();
-        blocking(move || ground::release(&ground)).await;
+        host::pods::end_shims(&self.config.host.cgroup).await;
+        let host = self.config.host.clone();
+        blocking(move || host::release(&host)).await;
     }
 
     /// Removes the sign that there is something to end ([`Config::has_run`]). Last, so that a

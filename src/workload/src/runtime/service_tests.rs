@@ -19,7 +19,7 @@ fn config(base: &Path) -> Config {
     Config {
         binary: base.join("containerd"),
         gvisor: files::File::public(base.join("runsc/config.toml")),
-        ground: ground::Config {
+        host: host::Config {
             cgroup: base.join("cgroup"),
             proc: base.join("proc"),
             interfaces: base.join("net"),
@@ -73,7 +73,7 @@ impl Bench {
     fn leave_pods(&self) {
         write_files(&self.service.config, config::Gvisor::Here).unwrap();
         for group in ["kubepods", Group::Shim.name()] {
-            let group = self.service.config.ground.cgroup.join(group);
+            let group = self.service.config.host.cgroup.join(group);
             fs::create_dir_all(&group).unwrap();
             fs::write(group.join("cgroup.events"), "populated 1\n").unwrap();
         }
@@ -82,7 +82,7 @@ impl Bench {
     /// Whether the kernel was asked to kill what [`Self::leave_pods`] has left.
     fn have_ended(&self) -> bool {
         ["kubepods", Group::Shim.name()].into_iter().all(|group| {
-            let file = self.service.config.ground.cgroup.join(group).join("cgroup.kill");
+            let file = self.service.config.host.cgroup.join(group).join("cgroup.kill");
             fs::read_to_string(file).is_ok_and(|text| text == "1")
         })
     }
@@ -194,19 +194,19 @@ async fn forwarding_and_translation_end_with_the_role_before_the_mesh_does() {
     // As an earlier process has left the machine, which ended on the way.
     write_files(config, config::Gvisor::Here).unwrap();
     let switches = ["ipv4/ip_forward", "ipv6/conf/all/forwarding"]
-        .map(|name| config.ground.proc.join("sys/net").join(name));
+        .map(|name| config.host.proc.join("sys/net").join(name));
     for switch in &switches {
         fs::create_dir_all(switch.parent().unwrap()).unwrap();
         fs::write(switch, "1\n").unwrap();
     }
     // Interfaces of pods have ignored routers.
-    let accepts = config.ground.proc.join("sys/net/ipv6/conf/default/accept_ra");
+    let accepts = config.host.proc.join("sys/net/ipv6/conf/default/accept_ra");
     fs::create_dir_all(accepts.parent().unwrap()).unwrap();
     fs::write(&accepts, "0\n").unwrap();
     let input = base.path().join("input");
     let program = format!("#!/bin/sh\nexec /bin/cat > {}\n", input.display());
-    fs::write(&config.ground.nft, program).unwrap();
-    fs::set_permissions(&config.ground.nft, fs::Permissions::from_mode(0o755)).unwrap();
+    fs::write(&config.host.nft, program).unwrap();
+    fs::set_permissions(&config.host.nft, fs::Permissions::from_mode(0o755)).unwrap();
     let (ctx, handles) = Context::for_test();
     let mut status = bench.service.status.subscribe();
     bench.give(&[]);
@@ -234,7 +234,7 @@ async fn the_mesh_stays_until_nothing_translates_addresses_for_pods() {
     let config = &bench.service.config;
     write_files(config, config::Gvisor::Here).unwrap();
     // No program: it cannot be started.
-    fs::write(&config.ground.nft, "").unwrap();
+    fs::write(&config.host.nft, "").unwrap();
     let (ctx, handles) = Context::for_test();
     let mut status = bench.service.status.subscribe();
     bench.give(&[]);
@@ -243,7 +243,7 @@ async fn the_mesh_stays_until_nothing_translates_addresses_for_pods() {
         sleep(3 * RETRY).await;
         assert_eq!(*status.borrow_and_update(), Status::Ending);
         assert!(config.has_run());
-        fs::remove_file(&config.ground.nft).unwrap();
+        fs::remove_file(&config.host.nft).unwrap();
         status.wait_for(|status| *status == Status::Stopped).await.unwrap();
         assert!(!config.has_run());
         handles.cancel().await;
@@ -259,7 +259,7 @@ async fn the_mesh_stays_until_the_kernel_forwards_nothing() {
     let config = &bench.service.config;
     write_files(config, config::Gvisor::Here).unwrap();
     // A directory cannot be read or written as a file.
-    let switch = config.ground.proc.join("sys/net/ipv4/ip_forward");
+    let switch = config.host.proc.join("sys/net/ipv4/ip_forward");
     fs::create_dir_all(&switch).unwrap();
     let (ctx, handles) = Context::for_test();
     let mut status = bench.service.status.subscribe();
@@ -287,10 +287,10 @@ async fn a_bond_that_is_made_again_gets_the_parameters_of_an_uplink_again() {
     let config = &bench.service.config;
     // No program, and no control groups: nothing but the service sets parameters.
     fs::write(&config.binary, "").unwrap();
-    let link = config.ground.interfaces.join("bond0");
+    let link = config.host.interfaces.join("bond0");
     fs::create_dir_all(&link).unwrap();
     fs::write(link.join("uevent"), "DEVTYPE=bond\nINTERFACE=bond0\n").unwrap();
-    let accepts = config.ground.proc.join("sys/net/ipv6/conf/bond0/accept_ra");
+    let accepts = config.host.proc.join("sys/net/ipv6/conf/bond0/accept_ra");
     fs::create_dir_all(accepts.parent().unwrap()).unwrap();
     bench.make_worker();
     let (ctx, handles) = Context::for_test();

@@ -462,7 +462,7 @@ mod tests {
         let ((), word, answer) = tokio::join!(carried(accepted, targets), serve, ask);
         assert_eq!((&word, answer.as_str()), (b"ping", "pong"));
         // A client that vanishes frees its place.
-        assert_eq!(api::patience(&socket).unwrap(), [Duration::from_secs(30); 2]);
+        assert_eq!(api::timeouts(&socket).unwrap(), [Duration::from_secs(30); 2]);
         assert!(rustix::net::sockopt::tcp_nodelay(&socket).unwrap());
     }
 

@@ -31,7 +31,7 @@ use tracing::{info, warn};
 
 use super::configuration::{self, pair};
 use crate::certificates::{
-    Error as FilesError, Trusted, look, own_key, replace, tell, until_another_look,
+    Error as FilesError, Trusted, look, own_key, publish, replace, until_another_look,
 };
 use crate::configuration::kubeconfig;
 use crate::parts::{Part, PartState, Parts};
@@ -89,7 +89,7 @@ impl Service {
         let service = self.clone();
         // The parts start beside the first look: without a leader, it takes its whole patience.
         if blocking(move || service.write_configuration().is_ok() && service.usable()).await {
-            tell(&self.trusted, self.site.run.worker_ca.clone()).await;
+            publish(&self.trusted, self.site.run.worker_ca.clone()).await;
             self.parts.set(part, PartState::Ready);
         }
         let mut failed = cause::Last::default();
@@ -99,7 +99,7 @@ impl Service {
             let Some(done) = ctx.until_cancelled(Box::pin(self.pass())).await else {
                 return Ok(());
             };
-            tell(&self.trusted, self.site.run.worker_ca.clone()).await;
+            publish(&self.trusted, self.site.run.worker_ca.clone()).await;
             let wait = match done {
                 Ok(wait) => {
                     ctx.healthy();
@@ -304,7 +304,7 @@ mod tests {
     use polis_runtime::lines::Lines;
     use polis_wire::pki::Namespace;
     use polis_wire::pki::memory::Memory;
-    use polis_wire::rpc::client::Patience;
+    use polis_wire::rpc::client::Timeouts;
 
     use super::*;
 
@@ -355,7 +355,7 @@ mod tests {
             client: Client::new(
                 watch::channel(Vec::new()).1,
                 watch::channel(None).1,
-                Patience::default(),
+                Timeouts::default(),
             ),
             credentials: watch::channel(None).1,
             nodes: watch::channel(None).1,

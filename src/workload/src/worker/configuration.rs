@@ -79,12 +79,18 @@ fn disk(value: &str) -> Value {
     })
 }
 
-/// kubelet's own file, on a node that is a controller, too, or not.
-pub(super) fn kubelet(site: &Site, tree: &files::Root, controller: bool) -> Vec<u8> {
+/// kubelet's own file, on a node that is a controller, too, or not. kubelet registers its Node with
+/// these taints.
+pub(super) fn kubelet(
+    site: &Site,
+    tree: &files::Root,
+    controller: bool,
+    taints: &[Value],
+) -> Vec<u8> {
     let reserved = RESERVED_WORKER + if controller { RESERVED_CONTROLLER } else { 0 };
     let pair = pair(&site.data, WorkerPurpose::KubeletServer);
     let socket = tree.ephemeral.containerd.client();
-    bytes(&json!({
+    let mut file = json!({
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
         "authentication": {
@@ -113,7 +119,7 @@ pub(super) fn kubelet(site: &Site, tree: &files::Root, controller: bool) -> Vec<
         "makeIPTablesUtilChains": false,
         "hairpinMode": "none",
         "failSwapOn": false,
-        // The node has set them before (`ground`).
+        // The node has set them before (`host`).
         "protectKernelDefaults": true,
         // Profiles and log levels of kubelet itself; its logs and `exec` are other handlers.
         "enableProfilingHandler": false,
@@ -144,7 +150,10 @@ pub(super) fn kubelet(site: &Site, tree: &files::Root, controller: bool) -> Vec<
         "imageGCLowThresholdPercent": 80,
         // It would need a service that the system does not have; the node ends pods itself.
         "shutdownGracePeriod": "0s",
-    }))
+    });
+    // Once in the life of the Node: the reconciler keeps them (`taints`).
+    file["registerWithTaints"] = json!(taints);
+    bytes(&file)
 }
 
 /// kube-proxy's own file.
@@ -160,7 +169,7 @@ pub(super) fn kube_proxy(site: &Site, node: NodeId) -> Vec<u8> {
         "healthzBindAddress": site.loopback_port(PROXY_HEALTH).to_string(),
         "metricsBindAddress": site.loopback_port(PROXY_METRICS).to_string(),
         "nodePortAddresses": ["primary"],
-        // The node sets the bounds, by the memory of the machine (`ground::sysctl`).
+        // The node sets the bounds, by the memory of the machine (`host::sysctl`).
         "conntrack": {"maxPerCore": 0, "min": 0},
         "nftables": {"minSyncPeriod": "1s", "syncPeriod": "30s"},
     }))
@@ -269,11 +278,19 @@ mod tests {
 
     #[test]
     fn kubelet_serves_only_callers_that_the_api_server_permits() {
-        let file = |controller| text(&kubelet(&live(), &files::Root::live(), controller));
+        let file = |controller| text(&kubelet(&live(), &files::Root::live(), controller, &[]));
         let worker = file(false);
         assert!(!worker.contains("failCgroupV1"), "{worker}");
         assert_eq!(file(true), worker.replace("400Mi", "1100Mi"));
         insta::assert_snapshot!(worker);
+    }
+
+    #[test]
+    fn kubelet_registers_its_node_with_the_taints_of_the_record() {
+        let taint = json!({"key": "gpu", "value": "", "effect": "NoSchedule"});
+        let file = kubelet(&live(), &files::Root::live(), false, std::slice::from_ref(&taint));
+        let file: Value = serde_json::from_slice(&file).unwrap();
+        assert_eq!(file["registerWithTaints"], json!([taint]));
     }
 
     #[test]

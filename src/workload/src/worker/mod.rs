@@ -60,7 +60,7 @@ use super::component::{Check, Component, Error, Process};
 use super::drain::{self, Drains};
 use super::parts::{Part, PartState, Parts};
 use super::site::Site;
-use super::{confinement, csi, mesh, runtime};
+use super::{confinement, csi, mesh, runtime, taints};
 use polis_base::cause;
 use polis_base::files;
 use polis_machine::network;
@@ -314,8 +314,10 @@ impl Worker {
         let part = Part::Kubelet;
         let controller = self.parts.state(Part::ApiServer).is_some();
         let (site, tree) = (self.site.clone(), self.tree.clone());
+        let record = |nodes: &Nodes| taints::registered(nodes.get(&self.node));
+        let taints = self.nodes.borrow().as_deref().map(record).unwrap_or_default();
         let write = move || {
-            let file = configuration::kubelet(&site, &tree, controller);
+            let file = configuration::kubelet(&site, &tree, controller, &taints);
             replace(&site.run.kubelet_config, &file)
         };
         blocking(write).await.map_err(|source| Error::Files { part, source })?;
@@ -473,7 +475,7 @@ impl Process {
 #[cfg(test)]
 mod tests {
     use futures::FutureExt as _;
-    use polis_wire::rpc::client::Patience;
+    use polis_wire::rpc::client::Timeouts;
     use tokio::time::Instant;
 
     use super::*;
@@ -488,7 +490,7 @@ mod tests {
             tree,
             node: NodeId::from_public_key(&[7; 32]),
             look: Duration::from_secs(3600),
-            client: Client::new(candidates, credentials.clone(), Patience::default()),
+            client: Client::new(candidates, credentials.clone(), Timeouts::default()),
             credentials,
             nodes: watch::channel(None).1,
             last: watch::channel(None).1,

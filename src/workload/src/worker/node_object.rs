@@ -15,7 +15,7 @@ use tokio::time::{Instant, sleep};
 use tracing::{debug, warn};
 
 use super::random;
-use crate::api::{Api, Error, Session, parse};
+use crate::api::{Api, Error, MERGE_PATCH, Session, parse};
 use crate::parts::{API_STARTS, Part, PartState, Parts};
 use crate::runtime::gvisor;
 use polis_base::cause;
@@ -44,8 +44,6 @@ pub(super) struct Service {
 
 /// The kernel's own account of itself.
 const PROC: &str = "/proc";
-
-const MERGE_PATCH: &str = "application/merge-patch+json";
 
 impl Service {
     pub(super) async fn run(self, ctx: Context) -> Result<(), Closed> {

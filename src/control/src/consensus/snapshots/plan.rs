@@ -26,7 +26,7 @@ use polis_base::files::Space;
 pub(super) const KEPT: usize = 24;
 
 /// The share of the partition that all snapshots may have together, and its bound: as much as the
-/// largest database. A worker keeps room for both, and for more (`workload::ground::quota`).
+/// largest database. A worker keeps room for both, and for more (`workload::host::quota`).
 const SHARE: u64 = 16;
 const BUDGET_MAX: u64 = QUOTA;
 

@@ -108,7 +108,7 @@ fn a_large_disk_has_room_for_the_largest_database_and_for_two_of_half_its_size()
     let large = space(64 << 10, 60 << 10);
     assert_eq!(room(&[], QUOTA, large), Ok(Vec::new()));
     assert_eq!(room(&[entry(1, 1 << 30)], 1 << 30, large), Ok(Vec::new()));
-    // A worker leaves 1 GiB more than this to the node on a large partition (`ground::quota`).
+    // A worker leaves 1 GiB more than this to the node on a large partition (`host::quota`).
     assert_eq!(QUOTA + BUDGET_MAX, 4 << 30);
     assert_eq!([16 << 30, 32 << 30, 1 << 40].map(budget), [1 << 30, BUDGET_MAX, BUDGET_MAX]);
 }

@@ -45,7 +45,7 @@ use tonic::{Code, Response, Status};
 use tracing::{info, warn};
 
 use super::changes::By;
-use super::kinds::{Kinds, STRANGERS};
+use super::kinds::{ANONYMOUS, Kinds};
 use super::objects::what;
 use super::{Handlers, Lead};
 use crate::curator::audit::{LINES, cut};
@@ -102,6 +102,7 @@ const CALLS: &[(&str, Kind)] = &[
     ("/polis.v1.Management/SnapshotEtcd", ReadsSecret),
     ("/polis.v1.Management/UpdateNodeLabels", Changes),
     ("/polis.v1.Management/UpdateNodeRoles", Departs),
+    ("/polis.v1.Management/UpdateNodeTaints", Changes),
 ];
 
 /// Whether a call has an entry; one that is missing from the table has.
@@ -179,7 +180,7 @@ impl Audit for Handlers {
         };
         let runs_on = runs_on(kind, request.uri().path(), message.as_deref().unwrap_or_default());
         let caller = request.extensions().get::<Caller>();
-        let by = caller.map_or(By::Stranger, |caller| by(&caller.peer));
+        let by = caller.map_or(By::Anonymous, |caller| by(&caller.peer));
         let changes = self.0.changes.clone();
         let call = self.serve_audited(kind, handler, request, message);
         if !runs_on {
@@ -206,9 +207,9 @@ impl Handlers {
             what: message.map(|message| what(path, &message)).unwrap_or_default(),
             ..begun(caller, path)
         };
-        let tell = |entry| self.0.attempts.tell(not_done(&peer, entry));
+        let record = |entry| self.0.attempts.record(not_done(&peer, entry));
         // This future may be dropped before its end: the change may have happened.
-        let mut call = UnderWay::new(entry, tell);
+        let mut call = UnderWay::new(entry, record);
         let response = handler.call(request).await?;
         if let Some(Found(text)) = response.extensions().get::<Found>() {
             call.add(text);
@@ -218,14 +219,14 @@ impl Handlers {
             let entry = call.end();
             if !rpc::is_not_leader(&status) {
                 let (code, reason) = (status.code().into(), reason(&status));
-                tell(AuditEntry { code, reason, ..entry });
+                record(AuditEntry { code, reason, ..entry });
             }
             return Ok(response);
         }
         match recorded(kind, response.extensions()) {
             Recorded::Alone => {}
             Recorded::Counted => {
-                self.0.attempts.tell(call.end());
+                self.0.attempts.record(call.end());
                 return Ok(response);
             }
             Recorded::Never => {
@@ -261,8 +262,8 @@ impl Handlers {
 fn not_done(peer: &Peer, entry: AuditEntry) -> AuditEntry {
     match by(peer) {
         By::Member => entry,
-        By::Stranger => AuditEntry {
-            who: STRANGERS.to_owned(),
+        By::Anonymous => AuditEntry {
+            who: ANONYMOUS.to_owned(),
             key: String::new(),
             from: String::new(),
             ..entry
@@ -274,7 +275,7 @@ fn not_done(peer: &Peer, entry: AuditEntry) -> AuditEntry {
 fn by(peer: &Peer) -> By {
     match peer {
         Peer::Node(_) | Peer::User { .. } => By::Member,
-        Peer::None | Peer::Key(_) => By::Stranger,
+        Peer::None | Peer::Key(_) => By::Anonymous,
     }
 }
 
@@ -324,7 +325,7 @@ impl Attempts {
 
     /// Hands on an entry, unless more of them wait than can be written down. Many entries wait, and
     /// the first of each kind for as long as the others are counted, so their texts are cut here.
-    fn tell(&self, entry: AuditEntry) {
+    fn record(&self, entry: AuditEntry) {
         let (what, reason) = (cut(&entry.what), cut(&entry.reason));
         if let Err(full) = self.0.try_send(AuditEntry { what, reason, ..entry }) {
             let AuditEntry { who, call, .. } = full.into_inner();
@@ -489,7 +490,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stranger_with_a_fresh_key_for_each_call_makes_few_entries() {
+    fn an_anonymous_caller_with_a_fresh_key_for_each_call_makes_few_entries() {
         let mut kinds = Kinds::default();
         let mut refused = |peer: Peer, code: Code| {
             let address = std::net::SocketAddr::from(([192, 0, 2, 7], 4711));
@@ -498,7 +499,7 @@ mod tests {
             kinds.seen(not_done(&caller.peer, AuditEntry { code: code.into(), ..entry }))
         };
         let first = refused(Peer::Key([0; 32]), Code::PermissionDenied).unwrap();
-        assert_eq!((&*first.who, &*first.call), (STRANGERS, "Escrow"));
+        assert_eq!((&*first.who, &*first.call), (ANONYMOUS, "Escrow"));
         assert_eq!((&*first.key, &*first.from), ("", ""));
         for key in 1..=255 {
             assert_eq!(refused(Peer::Key([key; 32]), Code::PermissionDenied), None, "{key}");
@@ -518,7 +519,7 @@ mod tests {
         // A request of a user has up to 4 MiB, and its refusal repeats the field.
         let text = "x".repeat(4 << 20);
         let (what, reason) = (text.clone(), format!("field: node_id is {text:?}"));
-        attempts.tell(AuditEntry { what, reason, ..AuditEntry::default() });
+        attempts.record(AuditEntry { what, reason, ..AuditEntry::default() });
         let mut ends = queue.0.try_lock().unwrap();
         let waits = ends.attempts.try_recv().unwrap();
         assert_eq!((waits.what.len(), waits.reason.len()), (200, 200));

@@ -9,14 +9,14 @@
 //! call --[Changes::run]--> queue --> task of [Service] --> change, entry in the audit log
 //!                            |            |
 //!                            |            +--> answer; dropped if the caller has left
-//!                            +-- [RUNNING_MAX] run, or [STRANGERS_MAX] of strangers: the call
-//!                                waits, and is dropped with its caller
+//!                            +-- [RUNNING_MAX] run, or [ANONYMOUS_MAX] of anonymous callers:
+//!                                the call waits, and is dropped with its caller
 //! ```
 //!
 //! Invariants:
 //! - At most [`RUNNING_MAX`] changes of all callers run. The calls that wait for one of them are
 //!   bounded as all calls are (`rpc`).
-//! - At most [`STRANGERS_MAX`] of them are of callers without a certificate of the cluster, so
+//! - At most [`ANONYMOUS_MAX`] of them are of callers without a certificate of the cluster, so
 //!   that many of those do not delay users.
 //! - Every task ends with the run of the service.
 //!
@@ -42,8 +42,8 @@ const RUNNING_MAX: usize = 64;
 
 /// The number of changes of callers without a certificate of the cluster. One call is open to
 /// them, which an owner makes rarely.
-const STRANGERS_MAX: usize = 8;
-const _: () = assert!(STRANGERS_MAX < RUNNING_MAX);
+const ANONYMOUS_MAX: usize = 8;
+const _: () = assert!(ANONYMOUS_MAX < RUNNING_MAX);
 
 /// The changes that are handed over and do not run yet. Such a change is carried out whether its
 /// caller stays or not, so there are few of them.
@@ -58,15 +58,15 @@ pub(super) enum By {
     /// A user or a node, with a certificate of the cluster.
     Member,
     /// A caller without one, which can make any number of keys.
-    Stranger,
+    Anonymous,
 }
 
 /// The handle to run a call to its end. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Changes {
     hand_over: mpsc::Sender<Work>,
-    /// The places of strangers.
-    strangers: Arc<Semaphore>,
+    /// The places of callers without a certificate.
+    anonymous: Arc<Semaphore>,
     under_way: watch::Sender<()>,
 }
 
@@ -78,9 +78,9 @@ impl Changes {
     #[must_use]
     pub(in crate::curator) fn channel() -> (Self, Queue) {
         let (hand_over, queue) = mpsc::channel(QUEUE);
-        let strangers = Arc::new(Semaphore::new(STRANGERS_MAX));
+        let anonymous = Arc::new(Semaphore::new(ANONYMOUS_MAX));
         let under_way = watch::Sender::default();
-        (Self { hand_over, strangers, under_way }, Arc::new(Mutex::new(queue)))
+        (Self { hand_over, anonymous, under_way }, Arc::new(Mutex::new(queue)))
     }
 
     /// Each change that runs holds a receiver of it.
@@ -99,7 +99,7 @@ impl Changes {
     ) -> Option<T> {
         let place = match by {
             By::Member => None,
-            By::Stranger => Some(Arc::clone(&self.strangers).acquire_owned().await.ok()?),
+            By::Anonymous => Some(Arc::clone(&self.anonymous).acquire_owned().await.ok()?),
         };
         let (answer, answered) = oneshot::channel();
         let under_way = self.under_way.clone();
@@ -241,18 +241,18 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_crowd_of_strangers_leaves_users_their_places() {
+    async fn a_crowd_of_anonymous_callers_leaves_users_their_places() {
         let (changes, _handles, _runs) = started();
         let steps = Steps::new();
         let mut crowd = JoinSet::new();
         for _call in 0..2 * RUNNING_MAX {
             let (changes, change) = (changes.clone(), steps.clone().change());
-            crowd.spawn(async move { changes.run(By::Stranger, change).await });
+            crowd.spawn(async move { changes.run(By::Anonymous, change).await });
         }
-        reaches(&steps.begun, STRANGERS_MAX).await;
+        reaches(&steps.begun, ANONYMOUS_MAX).await;
         let of_a_user = changes.run(By::Member, std::future::ready(7));
         assert_eq!(timeout(Duration::from_secs(1), of_a_user).await, Ok(Some(7)));
-        assert_eq!(*steps.begun.borrow(), STRANGERS_MAX);
+        assert_eq!(*steps.begun.borrow(), ANONYMOUS_MAX);
         // Each of them has its turn.
         steps.gate.add_permits(2 * RUNNING_MAX);
         reaches(&steps.done, 2 * RUNNING_MAX).await;

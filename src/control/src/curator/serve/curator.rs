@@ -12,6 +12,7 @@ use crate::curator::attested;
 use crate::curator::bounds;
 use crate::curator::convert;
 use crate::curator::error::Error;
+use crate::curator::health;
 use crate::curator::nodes;
 use crate::curator::reported;
 use crate::curator::state::{Commitment, Refusal, Registration, Request as Change};
@@ -139,7 +140,6 @@ impl Curator for Handlers {
         let request = bounds::heartbeat(request.into_inner());
         let boot_id = request.update.as_ref().map(|update| update.boot_id.clone());
         self.0.heartbeats.record(id, request);
-        // The next check would publish it too, half a second later.
         let (back, prove_tpm) = {
             let directory = self.0.directory.borrow();
             let known = directory.node(id);
@@ -148,9 +148,7 @@ impl Curator for Handlers {
             (back, known.is_some_and(|known| attested::awaits(&known.node, &boot_id)))
         };
         if back {
-            self.0
-                .directory
-                .send_if_modified(|directory| directory.set_health(id, v1::NodeHealth::Healthy));
+            health::answers(&self.0.directory, id);
         }
         let interval_ms = u32::try_from(lead.pace(id).as_millis()).unwrap_or(u32::MAX);
         let restart_etcd = lead.starts_again(id);
@@ -190,7 +188,7 @@ impl Curator for Handlers {
         let v1::RegisterNodeRequest { register_ticket, join_key, tpm, labels, .. } = request;
         let boot_id = bounds::boot_id(request.boot_id, "boot_id")?;
         let answer = request.tpm_answer;
-        let attestation = answer.and_then(|told| lead.judged(identity.id, &boot_id, told));
+        let attestation = answer.and_then(|sent| lead.judged(identity.id, &boot_id, sent));
         let external_address = request.external_address;
         let address = convert::address(&external_address, "external_address")?;
         let registration = Registration {

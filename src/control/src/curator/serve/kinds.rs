@@ -9,7 +9,7 @@
 //! each answer would leave the first object alone.
 //!
 //! The leader also refuses callers without a certificate of the cluster, which make a new key for
-//! each call. It counts all of them as one caller, [`STRANGERS`]. It counts them, and each node, in
+//! each call. It counts all of them as one caller, [`ANONYMOUS`]. It counts them, and each node, in
 //! windows of an hour, so that they never displace the entries that the log keeps: the counted
 //! calls are those of people, and an honest node makes none.
 //!
@@ -20,7 +20,7 @@
 //! Invariants:
 //! - A kind of refusal (caller, call, code) makes two entries in a [`Kinds::WINDOW`] at most.
 //! - A user makes 121 entries in an hour at most.
-//! - All strangers together, and each node, make nine entries in an hour at most.
+//! - All anonymous callers together, and each node, make nine entries in an hour at most.
 //! - Every refusal is an entry, or counted in one.
 //!
 //! What this module does not do: measure the window. Its owner ends each one.
@@ -41,18 +41,18 @@ const KINDS_MAX: usize = 64;
 const USER_KINDS_MAX: u32 = 60;
 
 /// All callers without a certificate of the cluster, as the caller of an entry.
-pub(super) const STRANGERS: &str = "callers without a certificate of the cluster";
+pub(super) const ANONYMOUS: &str = "callers without a certificate of the cluster";
 
 /// The beginning of the name of a caller that is a node (`rpc::Peer`).
 const NODE: &str = "node ";
 
-/// Kinds of refusals of one node, or of strangers, that get entries of their own: one call is open
-/// to strangers, which is refused with a few codes, and none to nodes.
+/// Kinds of refusals of one node, or of anonymous callers, that get entries of their own: those
+/// may make one call, which is refused with a few codes, and nodes may make none.
 const OTHERS_KINDS_MAX: usize = 4;
 
-/// Windows for which the refusals of nodes and strangers are counted, and the kinds of each user:
-/// an hour. By nine entries an hour the log of ten thousand entries holds those of more than six
-/// weeks.
+/// Windows for which the refusals of nodes and anonymous callers are counted, and the kinds of
+/// each user: an hour. By nine entries an hour the log of ten thousand entries holds those of more
+/// than six weeks.
 const OTHERS_WINDOWS: u32 = 60;
 
 /// Who made which call, and the code of the refusal; of a call that was done or cut off, also its
@@ -66,7 +66,7 @@ type Counts = BTreeMap<Kind, AuditEntry>;
 #[derive(Debug, Default)]
 pub struct Kinds {
     users: Counts,
-    /// Those of nodes and strangers, and of users that had their kinds of this hour.
+    /// Those of nodes and anonymous callers, and of users that had their kinds of this hour.
     others: Counts,
     /// The kinds that each user had in this hour.
     had: BTreeMap<String, u32>,
@@ -89,7 +89,7 @@ impl Kinds {
             first.repeats += 1;
             return None;
         }
-        let is_user = entry.who != STRANGERS && !entry.who.starts_with(NODE);
+        let is_user = entry.who != ANONYMOUS && !entry.who.starts_with(NODE);
         let may_have_more = match is_user {
             true => self.had.get(&entry.who).is_none_or(|had| *had < USER_KINDS_MAX),
             false => {
@@ -178,9 +178,9 @@ mod tests {
     }
 
     #[test]
-    fn strangers_fill_no_log_and_take_no_entry_from_a_user() {
+    fn anonymous_callers_fill_no_log_and_take_no_entry_from_a_user() {
         let by = |who: &str, code| AuditEntry { who: who.to_owned(), code, ..Default::default() };
-        let callers = [STRANGERS, "node polis-a", "node polis-b"];
+        let callers = [ANONYMOUS, "node polis-a", "node polis-b"];
         let mut kinds = Kinds::default();
         let (mut entries, mut calls, mut told) = (0, 0, 0);
         for minute in 0..10 * OTHERS_WINDOWS {
@@ -199,11 +199,11 @@ mod tests {
         }
         assert_eq!((entries, told), (10 * callers.len() * (2 * OTHERS_KINDS_MAX + 1), calls));
         // One kind: the first at once, and the number of the others an hour later.
-        assert_eq!(kinds.seen(by(STRANGERS, 7)), Some(by(STRANGERS, 7)));
-        assert_eq!(kinds.seen(by(STRANGERS, 7)), None);
+        assert_eq!(kinds.seen(by(ANONYMOUS, 7)), Some(by(ANONYMOUS, 7)));
+        assert_eq!(kinds.seen(by(ANONYMOUS, 7)), None);
         let hour: Vec<_> = (0..OTHERS_WINDOWS).map(|_| kinds.ended()).collect();
         assert!(hour[..hour.len() - 1].iter().all(Vec::is_empty));
-        assert_eq!(hour.last().unwrap()[..], [AuditEntry { repeats: 1, ..by(STRANGERS, 7) }]);
+        assert_eq!(hour.last().unwrap()[..], [AuditEntry { repeats: 1, ..by(ANONYMOUS, 7) }]);
     }
 
     #[test]

@@ -18,6 +18,7 @@ use crate::curator::configuration;
 use crate::curator::convert;
 use crate::curator::directory::Known;
 use crate::curator::error::Error;
+use crate::curator::pod_network;
 use crate::curator::state::{Refusal, Request as Change};
 use crate::curator::tickets::TicketRequest;
 use polis_base::sys::clock;
@@ -175,6 +176,7 @@ impl Management for Handlers {
         let id = convert::node_id(&node_id, "node_id")?;
         let (add, remove) = (add.unwrap_or_default(), remove.unwrap_or_default());
         let lead = self.lead()?;
+        lead.check_version(id, &add).await.map_err(|error| lead.refuse(error))?;
         if remove.consensus_member.is_some() {
             lead.exists(id).await?;
             let then = Then::Roles.into();
@@ -198,6 +200,19 @@ impl Management for Handlers {
         let remove = convert::gone(remove, &set)?;
         let lead = self.lead()?;
         let changed = lead.store().change(id, Change::Labels { set, remove }).await;
+        changed.map_err(|error| lead.refuse(error))?;
+        Ok(lead.answer(lead.info(id).await?))
+    }
+
+    async fn update_node_taints(
+        &self,
+        request: Request<v1::UpdateNodeTaintsRequest>,
+    ) -> Result<Response<v1::NodeInfo>, Status> {
+        let v1::UpdateNodeTaintsRequest { node_id, set, remove } = request.into_inner();
+        let id = convert::node_id(&node_id, "node_id")?;
+        convert::taints(&set, &remove)?;
+        let lead = self.lead()?;
+        let changed = lead.store().change(id, Change::Taints { set, remove }).await;
         changed.map_err(|error| lead.refuse(error))?;
         Ok(lead.answer(lead.info(id).await?))
     }
@@ -428,6 +443,13 @@ impl Lead {
     /// The record of a node that must exist.
     async fn exists(&self, id: NodeId) -> Result<v1::Node, Status> {
         self.store().node(id).await.map_err(|error| self.refuse(error))
+    }
+
+    /// Whether the version of a node knows the networks in which these roles run.
+    async fn check_version(&self, id: NodeId, add: &v1::NodeRoles) -> Result<(), Error> {
+        let networks = pod_network::networks(&self.store().configuration().await?)?;
+        let report = self.handlers.0.heartbeats.update(id);
+        pod_network::check_version(id, add, networks, report.as_deref())
     }
 }
 

@@ -1,5 +1,5 @@
 //! The object of a call in its entry in the audit log, from the request: the node, the user, the
-//! labels, and so on.
+//! labels or taints, and so on.
 //!
 //! Invariant: an object has no secret of its request.
 //!
@@ -10,6 +10,7 @@ use prost::Message;
 
 use crate::curator::audit::TEXT_MAX;
 use polis_wire::node_roles::Role;
+use polis_wire::parameters::taint_text;
 use polis_wire::rpc;
 
 /// The object of a call: never a secret of its request.
@@ -69,15 +70,20 @@ pub(super) fn what(path: &str, message: &[u8]) -> String {
             }
             text
         }),
+        "UpdateNodeTaints" => read(message, |call: v1::UpdateNodeTaintsRequest| {
+            let set = call.set.iter().map(|taint| format!("+{}", taint_text(taint)));
+            let removed = call.remove.iter().map(|taint| format!("-{}", taint_text(taint)));
+            listed(call.node_id, set.chain(removed))
+        }),
         _ => String::new(),
     }
 }
 
-/// The room for the number of labels that an entry does not name.
+/// The room for the number of labels or taints that an entry does not name.
 const MORE_MAX: usize = " and 128 more".len();
 
 /// The text with as many of `words` behind it as fit into an entry, the first in any case, and the
-/// number of the others: a node may have more labels than fit.
+/// number of the others: a node may have more labels or taints than fit.
 fn listed(mut text: String, words: impl Iterator<Item = String>) -> String {
     let mut others = 0;
     for (at, word) in words.enumerate() {
@@ -127,6 +133,19 @@ mod tests {
         let text = labels(&[(key.as_str(), value.as_str()), ("zone", "a")], &[value.as_str()]);
         assert_eq!(text, format!("polis-1 +{key}={value} +zone=a and 1 more"));
         assert!(text.len() <= TEXT_MAX, "{text}");
+        let taint = |value: &str, effect: v1::node_taint::Effect| v1::NodeTaint {
+            key: "gpu".to_owned(),
+            value: value.to_owned(),
+            effect: effect.into(),
+        };
+        use v1::node_taint::Effect::{NoExecute, NoSchedule, Unspecified};
+        let taints = v1::UpdateNodeTaintsRequest {
+            node_id: "polis-1".to_owned(),
+            set: vec![taint("a100", NoSchedule)],
+            remove: vec![taint("", NoExecute), taint("", Unspecified)],
+        };
+        let text = what("/polis.v1.Management/UpdateNodeTaints", &taints.encode_to_vec());
+        assert_eq!(text, "polis-1 +gpu=a100:NoSchedule -gpu:NoExecute -gpu");
         let user = v1::CreateUserRequest {
             name: "ann".to_owned(),
             role: v1::UserRole::Operator.into(),

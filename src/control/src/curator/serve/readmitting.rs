@@ -35,7 +35,7 @@ impl Lead {
             })?;
         let address = convert::address(&request.external_address, "external_address")?;
         let answer = request.tpm_answer;
-        let attestation = answer.and_then(|told| self.judged(identity.id, &boot_id, told));
+        let attestation = answer.and_then(|sent| self.judged(identity.id, &boot_id, sent));
         let answered = attestation.is_some();
         let keys = request.tpm_keys.filter(|_keys| !answered);
         let request = Return {
@@ -110,9 +110,9 @@ impl Lead {
         &self,
         id: NodeId,
         boot_id: &str,
-        told: v1::TpmAnswer,
+        sent: v1::TpmAnswer,
     ) -> Option<v1::TpmAttestation> {
-        let judged = self.handlers.0.questions.judge(id, boot_id, told, seconds())?;
+        let judged = self.handlers.0.questions.judge(id, boot_id, sent, seconds())?;
         let failed =
             |error: attestation::Error| attesting::failed(boot_id, error.to_string(), seconds());
         Some(judged.unwrap_or_else(failed))

@@ -381,7 +381,7 @@ impl Lead {
         late: &BTreeSet<Holder>,
     ) -> Vec<Node> {
         let (cluster, peers) = current.unzip();
-        let same = |told: &[u8], current: Option<[u8; 32]>| current.is_some_and(|it| told == it);
+        let same = |sent: &[u8], current: Option<[u8; 32]>| current.is_some_and(|it| sent == it);
         let directory = self.handlers.0.directory.borrow();
         let heartbeats = &self.handlers.0.heartbeats;
         let up = directory.nodes().filter(|(_, known)| known.node.state() == v1::NodeState::Up);
@@ -404,7 +404,7 @@ impl Lead {
                 kubernetes: !late.iter().any(|holder| holder.node == id && has(holder.role())),
                 answers: matches!(known.health, v1::NodeHealth::Healthy | v1::NodeHealth::Unknown),
                 returns: known.health == v1::NodeHealth::Late && self.silent(id) < AWAY_MAX,
-                certificate: heartbeats.authorities(id).is_some_and(|told| same(&told, cluster)),
+                certificate: heartbeats.authorities(id).is_some_and(|sent| same(&sent, cluster)),
                 peer: is_consensus_member(known.node.roles.as_ref()).then(member),
             }
         })

@@ -1,7 +1,7 @@
 //! Tests of the records, against a store in a map.
 
 mod configuring;
-mod lives;
+mod lifecycle;
 mod names;
 mod proving;
 mod registering;

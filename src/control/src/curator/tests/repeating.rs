@@ -15,10 +15,13 @@ use polis_wire::pki::memory::Memory;
 async fn operate(store: &Store<Memory>) {
     let id = first_node().id;
     let set = BTreeMap::from([("zone".to_owned(), "a".to_owned())]);
+    let effect = v1::node_taint::Effect::NoSchedule.into();
+    let taint = v1::NodeTaint { key: "gpu".to_owned(), value: String::new(), effect };
     let add = Role::record(&[Role::KubernetesWorker]);
     store.approve(id, None, None).await.unwrap();
     for change in [
         Request::Labels { set, remove: vec!["missing".to_owned()] },
+        Request::Taints { set: vec![taint], remove: Vec::new() },
         Request::Roles { add, remove: v1::NodeRoles::default() },
         Request::Network(v1::NetworkOrder { number: 7, configuration: None }),
         Request::ForgetRecoveryKey,

@@ -49,7 +49,7 @@ pub enum Fault {
     Late,
     /// This leader has not received a heartbeat of it yet.
     Unheard,
-    /// It has not entered the cluster.
+    /// It has not entered the cluster, or not returned to it with a new certificate.
     Absent,
     /// It leaves the cluster, or etcd.
     Leaving,
@@ -68,7 +68,7 @@ impl fmt::Display for Fault {
         f.write_str(match self {
             Self::Late => "it sends no heartbeats",
             Self::Unheard => "the leader has received no heartbeat of it yet",
-            Self::Absent => "it has not entered the cluster yet",
+            Self::Absent => "it has not entered the cluster, or not returned to it, yet",
             Self::Leaving => "it is leaving the cluster, or etcd",
             Self::Mute => "its version cannot take part in an update of the cluster",
             Self::NotReady => "it is not ready",

@@ -12,7 +12,7 @@
 //! | file | content |
 //! |---|---|
 //! | `facts` | what the leader knows of each node, and why a node cannot be counted on |
-//! | `plan` | which nodes, in which order, and what stands against it |
+//! | `plan` | which nodes, in which order, or why there is no plan |
 //! | `journal` | the next change of the journal, and what it waits for |
 //!
 //! Invariants:

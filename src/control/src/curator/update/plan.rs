@@ -90,7 +90,7 @@ impl Bundle {
     }
 }
 
-/// What stands against a plan.
+/// Why an update cannot be planned.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {

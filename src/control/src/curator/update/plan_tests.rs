@@ -169,7 +169,7 @@ fn another_etcd_comes_one_minor_version_at_a_time_and_with_the_consent_of_an_own
     for consent in [true, false] {
         assert_eq!(outcome(runs, consent, "3.5.99"), Ok(5));
         let far = outcome(runs, consent, "3.7.0");
-        assert!(matches!(far, Err(Refusal::Etcd(EtcdRefusal::Far { .. }))), "{far:?}");
+        assert!(matches!(far, Err(Refusal::Etcd(EtcdRefusal::SkipsMinor { .. }))), "{far:?}");
         let older = outcome(runs, consent, "3.4.0");
         assert!(matches!(older, Err(Refusal::Etcd(EtcdRefusal::Older { .. }))), "{older:?}");
         assert_eq!(outcome(None, consent, "3.5.16"), Err(Refusal::EtcdUnknown));
@@ -205,7 +205,7 @@ fn another_kubernetes_comes_to_api_servers_one_minor_version_at_a_time() {
         assert!(older.contains("of an older minor version than 1.37.2"), "{older}");
         assert_eq!(outcome(program, "", "1.39.0"), Ok(5), "it does not say what it runs");
     }
-    // Where both stand against it, the help is about the API server: a worker that is updated
+    // Where both refuse it, the help is about the API server: a worker that is updated
     // alone would get ahead of it.
     let mut facts = five(1);
     facts[0] = with(kubelet, "1.37.2", fact(1, true, "1.0.0"));

@@ -18,8 +18,8 @@ use crate::install::select;
 use crate::mirror::assemble::{self, Mirror};
 use crate::mirror::disks::Disk;
 use crate::mirror::{Config, Error, Service};
-use crate::storage::apart::{ANSWER_MAX, Pending, apart, name_of};
-use crate::storage::patience::within;
+use crate::storage::deadline::within;
+use crate::storage::detached::{ANSWER_MAX, Pending, detached, name_of};
 use crate::storage::plan::{Refusal, SIZE_MIN, TYPE_ID, last_of_both, limit, place};
 use crate::storage::service::PROBE_MAX;
 use crate::storage::table::Table;
@@ -75,7 +75,7 @@ impl Service {
         let room = loop {
             let all = others.list(&self.config.sys, &name_of(&self.config.disk)).await;
             let (config, selector, own) = (self.config.clone(), self.selector(), table.clone());
-            let look = || apart(move || other_room(&config, selector.as_ref(), &all, &own));
+            let look = || detached(move || other_room(&config, selector.as_ref(), &all, &own));
             let silent =
                 || Err(format!("a disk did not answer within {} seconds", ANSWER_MAX.as_secs()));
             match looks.answer((), look).await.unwrap_or_else(silent) {
@@ -105,7 +105,7 @@ impl Service {
         event::until(&mut self.storage, "storage", |status| status.ready().map(|_| ())).await?;
         let mut mirror = mirror;
         mirror.disks[mirror.started.index()] = self.started().await?;
-        self.ground.send_replace(Some(mirror.ground(None)));
+        self.backing.send_replace(Some(mirror.backing(None)));
         Ok(mirror)
     }
 }

@@ -55,8 +55,8 @@ impl Service {
 mod tests {
     use super::*;
     use crate::mirror::disks::tests::source;
+    use crate::mirror::monitor::tests::service;
     use crate::mirror::plan::Leg;
-    use crate::mirror::tend::tests::service;
 
     #[tokio::test(start_paused = true)]
     async fn a_wait_for_the_other_disk_is_named_while_it_lasts_and_no_longer() {

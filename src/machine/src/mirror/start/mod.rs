@@ -2,7 +2,7 @@
 //! at the first boot.
 //!
 //! ```text
-//! the device is there --------------------------> it is tended: an earlier run has made it
+//! the device is there --------------------------> it is monitored: an earlier run has made it
 //! disk without records --parameters ask for one-> records, and then as below
 //! disk with records --wait for the other one----> assembled
 //!                 +--an older disk or ESP-------> the machine starts again, from the other disk
@@ -39,9 +39,9 @@ use super::disks::Disk;
 use super::plan::Used;
 use super::reads::Reads;
 use super::{Error, Service};
-use crate::storage::patience::within;
+use crate::storage::deadline::within;
 use crate::storage::service::PROBE_MAX;
-use crate::storage::{self, Ground, apply};
+use crate::storage::{self, Backing, apply};
 use polis_runtime::event::Closed;
 use polis_runtime::logtree::Parser;
 use polis_runtime::supervisor::{Context, blocking};
@@ -56,7 +56,7 @@ const POLL: Duration = Duration::from_millis(500);
 /// What is read of the disk that the machine was started from; storage says that it waits for it.
 const READING: &str = "reading the partition table";
 
-/// Why there is no mirror to tend.
+/// Why there is no mirror to monitor.
 pub(super) enum Stop {
     Trapdoor(Error),
     Closed(Closed),
@@ -77,7 +77,7 @@ impl From<Closed> for Stop {
 impl Service {
     /// The mirror in use; `None` if this machine has none.
     pub(super) async fn start(&mut self, ctx: &Context) -> Result<Option<Mirror>, Stop> {
-        if storage::ground::path().exists() {
+        if storage::backing::path().exists() {
             // An earlier run of the service has made it; the disk of the start may be lost.
             let found = Reads::default().find(&self.config, "").await;
             let config = self.config.clone();
@@ -88,7 +88,7 @@ impl Service {
             None => match self.found(ctx).await? {
                 Some(disk) => disk,
                 None => {
-                    self.ground.send_replace(Some(Ground::Partition));
+                    self.backing.send_replace(Some(Backing::Partition));
                     return Ok(None);
                 }
             },
@@ -115,7 +115,7 @@ impl Service {
         info!(used = ?mirror.used, "the mirror is in use");
         let fresh = mirror.disk(mirror.started).is_some_and(|disk| disk.data.is_none());
         let last = if fresh { Some(self.last(ctx).await?) } else { None };
-        self.ground.send_replace(Some(mirror.ground(last)));
+        self.backing.send_replace(Some(mirror.backing(last)));
         if fresh {
             return self.made(mirror).await.map(Some);
         }

@@ -18,8 +18,8 @@ use crate::mirror::disks::Disk;
 use crate::mirror::esp::{self, Newer};
 use crate::mirror::plan::Used;
 use crate::mirror::{Error, Service};
-use crate::storage::apart::apart;
-use crate::storage::patience::within;
+use crate::storage::deadline::within;
+use crate::storage::detached::detached;
 use crate::storage::service::PROBE_MAX;
 use polis_runtime::supervisor::{Context, blocking};
 
@@ -105,7 +105,7 @@ impl Service {
     async fn newer(&self, disk: Disk) -> Result<Newer, Error> {
         let (esp, name) = (self.config.esp.clone(), disk.name());
         let failed = |source| Error::Copy { operation: "read the ESP", disk: name.clone(), source };
-        match timeout(OTHER_MAX, apart(move || esp::compare(&esp, &disk))).await {
+        match timeout(OTHER_MAX, detached(move || esp::compare(&esp, &disk))).await {
             Ok(compared) => compared.map_err(failed)?,
             Err(_elapsed) => Err(failed(io::ErrorKind::TimedOut.into())),
         }

@@ -13,8 +13,8 @@ use tracing::warn;
 use crate::mirror::assemble::Mirror;
 use crate::mirror::disks::Disk;
 use crate::mirror::{Error, Service, firmware};
-use crate::storage::apart::apart;
-use crate::storage::patience::{LARGEST, SMALL, SOON, within};
+use crate::storage::deadline::{LARGEST, SMALL, SOON, within};
+use crate::storage::detached::detached;
 use crate::storage::stall;
 use polis_base::stage::{Stage, State as Progress};
 use polis_base::sys::command_line;
@@ -69,7 +69,7 @@ pub(super) async fn takes_writes(ctx: &Context, mirror: &Mirror) -> bool {
 /// is the business of the writes that follow.
 pub(super) async fn write_again(mut disk: Disk) {
     let record = disk.seen.record;
-    let _reported_later = apart(move || disk.put(&record)).await;
+    let _reported_later = detached(move || disk.put(&record)).await;
 }
 
 /// Waits for a write to the other disk; false if it does not end in time.
@@ -117,8 +117,8 @@ mod tests {
 
     use super::*;
     use crate::mirror::disks::tests::source;
+    use crate::mirror::monitor::tests::service;
     use crate::mirror::plan::{Leg, Used};
-    use crate::mirror::tend::tests::service;
 
     #[tokio::test(start_paused = true)]
     async fn a_disk_that_reads_and_takes_no_write_is_named_and_the_boot_goes_on_without_it() {

@@ -24,7 +24,7 @@
 //! - Addresses that other machines have are declined less and less often: a neighbour that claims
 //!   each address does not use up those of the server.
 //!
-//! What this module does not do: touch the link (`apply`), keep a lease (`holding`), or decide
+//! What this module does not do: touch the link (`apply`), keep a lease (`leases`), or decide
 //! which links ask (`plan`).
 
 mod message;
@@ -222,7 +222,7 @@ impl Link {
                 Ok(Some(event)) => return event,
                 Ok(None) => {}
                 Err(error) => {
-                    // `holding` keeps the lease to its end.
+                    // `leases` keeps the lease to its end.
                     self.socket = None;
                     self.state = State::Waiting(FAILED_WAIT);
                     return Event::Failed(error);

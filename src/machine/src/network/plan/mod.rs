@@ -16,8 +16,8 @@
 //! - An IPv4 address is taken away only when another is wanted or one was lost:
 //!   a restarted service leaves the address of its former run alone.
 
+mod ipv6;
 mod links;
-mod six;
 mod waiting;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -28,8 +28,8 @@ use super::dhcpv6::Want;
 use super::lease::Lease;
 use crate::parameters::{self, Bonding, Cidr, Ipv6, LinkSettings, Mac};
 
+pub(super) use self::ipv6::{KnownV6, Switches, candidates as candidates_v6, listening, modes};
 pub(super) use self::links::Layout;
-pub(super) use self::six::{Six, Switches, candidates as candidates_v6, listening, modes};
 pub(super) use self::waiting::waiting;
 
 /// The state of the kernel.

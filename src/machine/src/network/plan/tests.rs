@@ -423,7 +423,7 @@ fn servers_of_the_parameters_come_before_those_of_dhcp() {
 #[track_caller]
 fn waits(observed: &Observed, config: &parameters::Network) -> String {
     let mut wanted = wanted(observed, Some(config), &BTreeMap::new());
-    wanted.six(observed, config, &Six::default());
+    wanted.ipv6(observed, config, &KnownV6::default());
     waiting(observed, Some(config), &wanted).unwrap()
 }
 

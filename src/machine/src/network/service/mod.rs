@@ -7,8 +7,8 @@
 //! publish    what others know               status, resolv.conf
 //! wake       when there is something to do  announcements, event values, answers, deadlines
 //! sockets    the way to the kernel          requests and announcements apart
-//! four       clients of DHCP
-//! six        clients of DHCPv6, and name servers of routers
+//! ipv4       clients of DHCP
+//! ipv6       clients of DHCPv6, and name servers of routers
 //! ```
 //!
 //! ```text
@@ -34,12 +34,12 @@
 //!
 //! What this module does not do: decide (`plan`, `change`), or speak DHCP (`dhcp`, `dhcpv6`).
 
-mod four;
+mod ipv4;
+mod ipv6;
 mod kept;
 mod ordered;
 mod publish;
 mod reconcile;
-mod six;
 pub(super) mod sockets;
 mod wake;
 
@@ -52,15 +52,15 @@ use rtnetlink::Handle;
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 
-use self::four::Clients;
+use self::ipv4::Clients;
+use self::ipv6::V6;
 use self::kept::Kept;
-use self::six::V6;
 use self::sockets::Sockets;
 use self::wake::{Event, Notice, Noticed};
 use super::advertised::Advertised;
 use super::change::Changes;
 use super::conflicts::Conflicts;
-use super::holding::Holding;
+use super::leases::Leases;
 use super::observe::Interfaces;
 use super::plan::{Action, Former, Observed};
 use super::primary::Primary;
@@ -162,7 +162,7 @@ impl Service {
             faults: Vec::new(),
             conflicts: Conflicts::listen().map_err(Error::Arp)?,
             shared: Vec::new(),
-            holding: Holding::default(),
+            leases: Leases::default(),
             primary: Primary::default(),
             advertised: Advertised::after(former),
             clients: Clients::new(),
@@ -208,7 +208,7 @@ struct Run {
     conflicts: Conflicts,
     /// Conflicts that were logged.
     shared: Vec<String>,
-    holding: Holding,
+    leases: Leases,
     primary: Primary,
     advertised: Advertised,
     clients: Clients,

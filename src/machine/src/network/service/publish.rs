@@ -75,7 +75,7 @@ impl Run {
                 observed,
                 &wanted,
                 &layout,
-                [&self.holding, &self.v6.holding],
+                [&self.leases, &self.v6.leases],
             ),
             faults: layout.faults.into_iter().chain(shared).collect(),
             change: self.changes.change(),
@@ -104,7 +104,7 @@ impl Run {
     /// The awaited event of a node that has a lease already. The card that has the node's address
     /// is not named: its lease waits for nothing.
     fn settling(&self, observed: &Observed, settled: Instant) -> String {
-        let leases = self.holding.leases();
+        let leases = self.leases.by_link();
         let others = leases.keys().filter(|link| self.primary.link() != Some(**link));
         let have: Vec<_> = others.map(|link| name(observed, *link)).collect();
         format!(

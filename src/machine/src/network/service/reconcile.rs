@@ -33,7 +33,7 @@ impl Run {
             None => Vec::new(),
         };
         if self.network.is_some() {
-            self.holding.keep(&candidates);
+            self.leases.keep(&candidates);
         }
         self.hold(&observed, &candidates);
         self.hold_routers(&observed);
@@ -64,18 +64,18 @@ impl Run {
     /// Gives up leases that cannot be held any longer, and chooses among the others where the
     /// parameters do not say which link has the node's address. `candidates` may ask for one.
     fn hold(&mut self, observed: &Observed, candidates: &[u32]) {
-        let mut given_up = self.holding.review(observed, Instant::now());
+        let mut given_up = self.leases.review(observed, Instant::now());
         if self.chooses() {
-            let (leases, unplugged) = (self.holding.leases(), self.holding.unplugged());
+            let (leases, unplugged) = (self.leases.by_link(), self.leases.unplugged());
             let chosen =
                 self.primary.review(observed, candidates, &leases, &unplugged, Instant::now());
             if let Some(link) = chosen.filter(|_link| candidates.len() > 1) {
                 info!("the address of {} is the node's", name(observed, link));
             }
             if let Some(link) = self.primary.link() {
-                given_up.extend(self.holding.give_way(link));
+                given_up.extend(self.leases.give_way(link));
                 if self.primary.is_final() {
-                    self.holding.keep_only(link);
+                    self.leases.keep_only(link);
                 }
             }
         }
@@ -140,7 +140,7 @@ impl Run {
     }
 
     pub(super) fn wanted(&self, observed: &Observed) -> Wanted {
-        let leases = self.holding.leases();
+        let leases = self.leases.by_link();
         let mut wanted = match self.network.as_ref().filter(|_network| self.chooses()) {
             None => plan::wanted(observed, self.network.as_ref(), &leases),
             Some(network) => {
@@ -153,7 +153,7 @@ impl Run {
             }
         };
         if let Some(network) = &self.network {
-            wanted.six(observed, network, &self.v6.known());
+            wanted.ipv6(observed, network, &self.v6.known());
         }
         if let Some(chosen) = self.advertised.chosen() {
             wanted.advertised(observed, chosen);
@@ -168,10 +168,10 @@ impl Run {
 
     /// Chooses an address of the kernel where neither DHCP nor the parameters give one.
     fn look_at_routers(&mut self, observed: &Observed, nothing_asks: bool) {
-        let mut leases = self.holding.leases();
+        let mut leases = self.leases.by_link();
         if self.chooses() {
             // An unplugged link gives way to an address of another one.
-            let unplugged = self.holding.unplugged();
+            let unplugged = self.leases.unplugged();
             leases.retain(|link, _lease| !unplugged.contains(link));
         }
         let Some(network) = &self.network else { return };

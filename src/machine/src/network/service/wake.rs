@@ -111,10 +111,10 @@ impl Run {
         let latest = Instant::now() + if self.failed.is_empty() { REVIEW } else { RETRY };
         let patience = self.started + PATIENCE;
         let deadlines = [
-            self.holding.deadline(),
+            self.leases.deadline(),
             self.primary.deadline(),
             self.advertised.deadline(),
-            self.v6.holding.deadline(),
+            self.v6.leases.deadline(),
             self.v6.routers.servers.deadline(),
             self.v6.routers.solicitations.deadline(),
             self.noticed.due,

@@ -1,10 +1,16 @@
 //! The service with two cables, and its sockets while a cable is announced without end.
 
+use std::net::{IpAddr, Ipv4Addr};
+
 use futures::StreamExt as _;
 use rtnetlink::packet_core::NetlinkPayload;
+use rtnetlink::{LinkUnspec, LinkVeth};
 
-use super::super::service::sockets::Sockets;
-use super::*;
+use super::dhcp_server::{serve, serve_on};
+use super::{LEASED, in_namespace, loaded, until, while_running};
+use crate::network::Status;
+use crate::network::service::sockets::Sockets;
+use crate::parameters;
 
 /// The address of the second card, and its way out.
 const LEASED_TOO: Ipv4Addr = Ipv4Addr::new(10, 8, 0, 15);

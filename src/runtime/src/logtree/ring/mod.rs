@@ -8,7 +8,7 @@
 //! ```text
 //! tree --reader--> [service] --batches--> boot 7: 0.log 1.log 2.log   a segment is 1 MiB
 //!                      |                  boot 8: 0.log
-//!                      +--> Status --> Ring --boots, read--> Past --> entries
+//!                      +--> Status --> Ring --boots, read--> BootLog --> entries
 //!                                            --after a Place--> Stretch --> next Place
 //! ```
 //!
@@ -25,8 +25,8 @@
 //!
 //! What this module does not do: find the data partition (`root` does).
 
+mod boot_log;
 mod follow;
-mod past;
 mod plan;
 mod record;
 mod segment;
@@ -39,8 +39,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use self::boot_log::BootLog;
 pub use self::follow::{Place, Recorder, Stretch};
-pub use self::past::Past;
 pub use self::service::{Config, RunError, Service};
 
 use self::record::Head;
@@ -176,7 +176,7 @@ impl Ring {
     /// # Errors
     ///
     /// [`Error`] if the boot is missing, or the disk cannot be read.
-    pub async fn read(&self, boot: i32, query: Query) -> Result<Past, Error> {
+    pub async fn read(&self, boot: i32, query: Query) -> Result<BootLog, Error> {
         let ring = self.clone();
         let segments =
             attempt(move || segment::list(&ring.dir)).await?.map_err(|source| self.disk(source))?;
@@ -187,7 +187,7 @@ impl Ring {
             return Err(Error::NoSuchBoot { asked: boot, kept: numbers.len() });
         };
         let of_it = segments.into_iter().filter(|it| it.id.boot == *number).collect();
-        Past::open(of_it, query).await
+        BootLog::open(of_it, query).await
     }
 
     fn disk(&self, source: io::Error) -> Error {

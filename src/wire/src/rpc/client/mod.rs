@@ -93,14 +93,14 @@ pub enum Repeat {
 
 /// How long a client waits.
 #[derive(Clone, Copy, Debug)]
-pub struct Patience {
+pub struct Timeouts {
     /// For one attempt at a call that may be repeated.
     pub attempt: Duration,
     /// For all attempts together, finding the leader included.
     pub total: Duration,
 }
 
-impl Default for Patience {
+impl Default for Timeouts {
     fn default() -> Self {
         Self { attempt: Duration::from_secs(10), total: Duration::from_secs(30) }
     }
@@ -167,7 +167,7 @@ pub struct Client {
     credentials: watch::Receiver<Option<Credentials>>,
     /// The nodes that were removed from the cluster, where that is known.
     access_list: Option<watch::Receiver<Arc<AccessList>>>,
-    patience: Patience,
+    timeouts: Timeouts,
     found: Arc<Mutex<Found>>,
     /// The current leader, for watchers.
     leader: watch::Sender<Option<NodeId>>,
@@ -189,11 +189,11 @@ impl Client {
     pub fn new(
         candidates: watch::Receiver<Vec<Candidate>>,
         credentials: watch::Receiver<Option<Credentials>>,
-        patience: Patience,
+        timeouts: Timeouts,
     ) -> Self {
         let found = Arc::default();
         let leader = watch::Sender::new(None);
-        Self { candidates, credentials, access_list: None, patience, found, leader }
+        Self { candidates, credentials, access_list: None, timeouts, found, leader }
     }
 
     /// The same client, which ignores the answers of nodes that were removed from the
@@ -205,23 +205,23 @@ impl Client {
 
     /// A client of a program that runs once.
     #[must_use]
-    pub fn fixed(candidates: Vec<Candidate>, credentials: Credentials, patience: Patience) -> Self {
+    pub fn fixed(candidates: Vec<Candidate>, credentials: Credentials, timeouts: Timeouts) -> Self {
         // The last values stay readable when their senders are gone.
         let (_sender, candidates) = watch::channel(candidates);
         let (_sender, credentials) = watch::channel(Some(credentials));
-        Self::new(candidates, credentials, patience)
+        Self::new(candidates, credentials, timeouts)
     }
 
     /// The same client, with other time limits.
     #[must_use]
-    pub fn patient(self, patience: Patience) -> Self {
-        Self { patience, ..self }
+    pub fn with_timeouts(self, timeouts: Timeouts) -> Self {
+        Self { timeouts, ..self }
     }
 
     /// Its time limits.
     #[must_use]
-    pub fn patience(&self) -> Patience {
-        self.patience
+    pub fn timeouts(&self) -> Timeouts {
+        self.timeouts
     }
 
     /// The leader, as far as this client knows.
@@ -245,7 +245,7 @@ impl Client {
         F: FnMut(Channel) -> R,
         R: Future<Output = Result<T, Status>>,
     {
-        let end = Instant::now() + self.patience.total;
+        let end = Instant::now() + self.timeouts.total;
         let mut wait = RETRY_MIN;
         // The last result: it explains more than a timeout does. A leader that was found
         // and failed is not *no leader*.
@@ -254,7 +254,7 @@ impl Client {
             let failed = match timeout_at(end, self.leader()).await {
                 Ok(Ok(leader)) => {
                     let attempt_end = match repeat {
-                        Repeat::Allowed => Instant::now() + self.patience.attempt,
+                        Repeat::Allowed => Instant::now() + self.timeouts.attempt,
                         // A second attempt is not allowed, so no time is reserved for
                         // one.
                         Repeat::Never => end,
