@@ -5,12 +5,12 @@
 //! Those that `polisctl` itself suggests are read from its output here, and typed.
 
 mod sources;
-mod told;
+mod suggested;
 
 use std::collections::BTreeSet;
 
 use self::sources::filled;
-use self::told::{Reader, TOLD};
+use self::suggested::{Reader, SUGGESTED};
 use super::loopback::{Cluster, NODE};
 use super::rights;
 use super::testing::{World, closed_port};
@@ -42,7 +42,7 @@ fn follow(world: &World, output: &str, fill: impl Fn(&str) -> Option<String>) ->
 }
 
 #[test]
-fn without_a_context_the_told_commands_lead_to_one() {
+fn without_a_context_the_suggested_commands_lead_to_one() {
     let world = World::new();
     let cluster = Cluster::new(&world);
     let at = cluster.address();
@@ -141,7 +141,7 @@ fn a_recovery_key_tells_the_command_for_the_next_step() {
 }
 
 #[test]
-fn a_cluster_stores_no_share_of_a_key_by_the_told_command() {
+fn a_cluster_stores_no_share_of_a_key_by_the_suggested_command() {
     let world = World::new();
     let cluster = Cluster::new(&world);
     world.runs(&["cluster", "configure", "--cold-start", "attended"]);
@@ -149,7 +149,7 @@ fn a_cluster_stores_no_share_of_a_key_by_the_told_command() {
 }
 
 #[test]
-fn what_is_not_there_is_found_by_the_told_command() {
+fn what_is_not_there_is_found_by_the_suggested_command() {
     let world = World::new();
     let cluster = Cluster::new(&world);
     let id = node_id(NODE).to_string();
@@ -274,7 +274,7 @@ fn an_update_that_cannot_be_undone_says_so_and_asks_for_its_option() {
 }
 
 #[test]
-fn a_new_user_comes_in_by_the_told_command() {
+fn a_new_user_comes_in_by_the_suggested_command() {
     let world = World::new();
     let cluster = Cluster::new(&world);
     let without = ["user", "create", "ann", "--role", "viewer", "--key", "@ann.pub"];
@@ -295,7 +295,7 @@ fn a_new_user_comes_in_by_the_told_command() {
 }
 
 #[test]
-fn without_an_owner_key_the_told_command_makes_one() {
+fn without_an_owner_key_the_suggested_command_makes_one() {
     let world = World::new();
     let write = ["parameters", "bootstrap", "-o", "@node.pb"];
     let suggested = follow(&world, &world.refuses(&write), |command| Some(command.to_owned()));
@@ -304,7 +304,7 @@ fn without_an_owner_key_the_told_command_makes_one() {
 }
 
 #[test]
-fn without_a_controller_the_told_command_gives_a_node_the_role() {
+fn without_a_controller_the_suggested_command_gives_a_node_the_role() {
     let world = World::new();
     let cluster = Cluster::new(&world);
     let id = node_id(NODE).to_string();
@@ -341,9 +341,9 @@ fn marked(output: &str) -> Vec<(String, bool)> {
 }
 
 #[test]
-fn each_reader_of_a_told_command_may_type_it_or_reads_who_may() {
+fn each_reader_of_a_suggested_command_may_type_it_or_reads_who_may() {
     let (mut situations, mut others) = (0, 0);
-    for (command, situation, readers, _) in TOLD {
+    for (command, situation, readers, _) in SUGGESTED {
         for reader in *readers {
             let Reader::User(least) = *reader else {
                 situations += 1;
@@ -359,7 +359,7 @@ fn each_reader_of_a_told_command_may_type_it_or_reads_who_may() {
             }
         }
     }
-    assert!(situations > TOLD.len() && others > 5, "{situations} situations, {others} marked");
+    assert!(situations > SUGGESTED.len() && others > 5, "{situations} situations, {others} marked");
 }
 
 /// Outputs that suggest commands, with a node that is late, one that waits, unsaved recovery keys
@@ -376,7 +376,7 @@ const TELLING: [&[&str]; 8] = [
 ];
 
 #[test]
-fn what_each_role_is_told_works_for_it_or_names_the_role_for_which_it_works() {
+fn what_is_suggested_to_each_role_works_for_it_or_names_the_role_for_which_it_works() {
     let world = World::new();
     let cluster = Cluster::new(&world);
     let (_bound, closed) = closed_port();

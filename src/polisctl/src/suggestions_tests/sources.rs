@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use super::told::TOLD;
+use super::suggested::SUGGESTED;
 
 /// Sources that give commands to programs, or show them as samples.
 const OTHERS: [&str; 4] = ["completion.rs", "testing.rs", "loopback", "samples"];
@@ -71,7 +71,7 @@ pub(super) fn filled(command: &str) -> String {
 }
 
 #[test]
-fn every_told_command_has_a_situation_and_a_test_that_types_it_there() {
+fn every_suggested_command_has_a_situation_and_a_test_that_types_it_there() {
     let mut suggested = BTreeSet::new();
     for (path, text) in sources(&["src", "tui/src"]) {
         let shown = path.strip_prefix(root()).unwrap().display().to_string();
@@ -80,7 +80,8 @@ fn every_told_command_has_a_situation_and_a_test_that_types_it_there() {
             suggested.extend(suggested_in(&text));
         }
     }
-    let known: BTreeSet<String> = TOLD.iter().map(|(command, ..)| (*command).to_owned()).collect();
+    let known: BTreeSet<String> =
+        SUGGESTED.iter().map(|(command, ..)| (*command).to_owned()).collect();
     let new: Vec<_> = suggested.difference(&known).collect();
     assert!(new.is_empty(), "suggested without a situation: {new:#?}");
     let gone: Vec<_> = known.difference(&suggested).collect();
@@ -91,7 +92,7 @@ fn every_told_command_has_a_situation_and_a_test_that_types_it_there() {
         let words = command.split(' ').filter(|word| word.starts_with(char::is_lowercase));
         words.take(2).map(str::to_owned).collect()
     };
-    for (command, situation, readers, shown_by) in TOLD {
+    for (command, situation, readers, shown_by) in SUGGESTED {
         assert!(!situation.is_empty() && !shown_by.is_empty(), "{command}");
         assert!(!readers.is_empty(), "{command}");
         for test in *shown_by {

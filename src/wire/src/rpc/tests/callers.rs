@@ -50,7 +50,7 @@ async fn a_certificate_that_is_no_caller_s_ends_the_handshake() {
     });
     // A node under the name of another, a user with an unknown role.
     let pretender = authority.sign(&node_id(5).to_string(), Template::Node, 6, clock::now()).await;
-    let nobody = authority.sign("x", Template::User { role: "king" }, 7, clock::now()).await;
+    let unknown = authority.sign("x", Template::User { role: "king" }, 7, clock::now()).await;
     let peer = Template::EtcdPeer { host: crate::pki::Host::Name("a".to_owned()) };
     for (bad, reason) in [
         (foreign.node(2).await, "UnknownCA"),
@@ -60,7 +60,7 @@ async fn a_certificate_that_is_no_caller_s_ends_the_handshake() {
         ),
         (revoked, "CertificateRevoked"),
         (pretender, "CertificateUnknown"),
-        (nobody, "CertificateUnknown"),
+        (unknown, "CertificateUnknown"),
         (authority.sign("peer", peer, 9, clock::now()).await, "CertificateUnknown"),
     ] {
         let refused = who(&running, &authority, Some(&bad)).await.unwrap_err();

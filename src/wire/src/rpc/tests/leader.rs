@@ -238,8 +238,8 @@ async fn a_leader_at_the_end_of_a_long_list_is_found_although_the_first_refuses(
         port: running.address.port(),
     };
     let here = || "127.0.0.1".to_owned();
-    let nobody = (2..12).map(|last| at(format!("127.0.0.{last}"), leader));
-    let candidates = [at(here(), stale)].into_iter().chain(nobody).chain([at(here(), leader)]);
+    let silent = (2..12).map(|last| at(format!("127.0.0.{last}"), leader));
+    let candidates = [at(here(), stale)].into_iter().chain(silent).chain([at(here(), leader)]);
     let timeouts = Timeouts { attempt: SOON, total: SOON };
     let client = Client::fixed(candidates.collect(), authority.node(5).await, timeouts);
     let found = timeout(SOON, client.leader()).await.unwrap().unwrap();

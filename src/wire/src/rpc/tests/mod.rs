@@ -38,16 +38,16 @@ struct Local {
     slow: Duration,
 }
 
-type Told = Pin<Box<dyn Stream<Item = Result<v1::GetCurrentLeaderResponse, Status>> + Send>>;
+type Leaders = Pin<Box<dyn Stream<Item = Result<v1::GetCurrentLeaderResponse, Status>> + Send>>;
 
 #[tonic::async_trait]
 impl CuratorLocal for Local {
-    type GetCurrentLeaderStream = Told;
+    type GetCurrentLeaderStream = Leaders;
 
     async fn get_current_leader(
         &self,
         _request: Request<v1::GetCurrentLeaderRequest>,
-    ) -> Result<Response<Told>, Status> {
+    ) -> Result<Response<Leaders>, Status> {
         self.searched.fetch_add(1, Ordering::Relaxed);
         let this_id = node_id(self.this).to_string();
         let reported = WatchStream::new(self.leader.subscribe()).map(move |leader| {

@@ -21,17 +21,17 @@ const OPERATORS: &[Reader] = &[Reader::User(Role::Operator)];
 const OWNERS: &[Reader] = &[Reader::User(Role::Owner)];
 const ALL: &[Reader] = &[Reader::Local, Reader::User(Role::Viewer)];
 
-const NO_CONTEXT: &str = "without_a_context_the_told_commands_lead_to_one";
+const NO_CONTEXT: &str = "without_a_context_the_suggested_commands_lead_to_one";
 const BAD_CONTEXT: &str = "a_context_that_cannot_be_used_tells_what_mends_it";
 const ENDED: &str = "a_certificate_that_has_ended_tells_the_way_to_another_one";
 const KEYS: &str = "a_recovery_key_tells_the_command_for_the_next_step";
-const NO_SUCH: &str = "what_is_not_there_is_found_by_the_told_command";
+const NO_SUCH: &str = "what_is_not_there_is_found_by_the_suggested_command";
 const STATUS: &str = "each_command_of_the_state_of_a_cluster_works_while_it_is_shown";
-const INVITED: &str = "a_new_user_comes_in_by_the_told_command";
+const INVITED: &str = "a_new_user_comes_in_by_the_suggested_command";
 const DETOURS: &str = "the_detours_of_a_context_are_shown_and_removed";
-const NO_KEY: &str = "without_an_owner_key_the_told_command_makes_one";
-const NO_CONTROLLER: &str = "without_a_controller_the_told_command_gives_a_node_the_role";
-const SHARE: &str = "a_cluster_stores_no_share_of_a_key_by_the_told_command";
+const NO_KEY: &str = "without_an_owner_key_the_suggested_command_makes_one";
+const NO_CONTROLLER: &str = "without_a_controller_the_suggested_command_gives_a_node_the_role";
+const SHARE: &str = "a_cluster_stores_no_share_of_a_key_by_the_suggested_command";
 const LOG_TARGETS: &str = "targets_of_logs_are_checked_before_the_cluster_is_asked";
 const PROXY: &str = "a_proxy_is_checked_before_the_cluster_is_asked";
 const SNAPSHOT_TARGET: &str =
@@ -76,7 +76,7 @@ const REGISTRY: &str = "a_registry_is_set_listed_and_deleted";
 const SETTINGS: &str = "a_file_that_is_wrong_is_refused_by_its_place_before_anything_is_sent";
 const WORKLOADS: &str = "a_demo_answers_by_its_name_and_its_pods_end_with_the_machine";
 
-pub(super) const TOLD: &[Suggestion] = &[
+pub(super) const SUGGESTED: &[Suggestion] = &[
     (
         "--context _ cluster take-ownership",
         "a context without a certificate; an owner's that has ended",
