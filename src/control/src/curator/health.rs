@@ -321,13 +321,13 @@ impl Service {
 
     fn publish(&self, health: impl Fn(NodeId, &v1::Node) -> NodeHealth) {
         self.directory.send_if_modified(|directory| {
-            let differs: Vec<_> = directory
-                .nodes()
-                .map(|(id, known)| (id, health(id, &known.node), known.health))
-                .filter(|(_, now, before)| now != before)
-                .collect();
-            for (id, health, _before) in &differs {
-                set(directory, *id, *health);
+            let differs = directory.nodes().filter_map(|(id, known)| {
+                let now = health(id, &known.node);
+                (now != known.health).then_some((id, now))
+            });
+            let differs: Vec<_> = differs.collect();
+            for (id, now) in &differs {
+                set(directory, *id, *now);
             }
             !differs.is_empty()
         });

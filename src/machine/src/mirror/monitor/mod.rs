@@ -65,6 +65,34 @@ struct Monitor<'a> {
     hung: Duration,
 }
 
+impl<'a> Monitor<'a> {
+    /// With nothing begun.
+    fn new(
+        service: &'a mut Service,
+        ctx: &'a Context,
+        mirror: Mirror,
+        filled: Option<Leg>,
+        hung: Duration,
+    ) -> Self {
+        Self {
+            service,
+            ctx,
+            mirror,
+            filled,
+            leaving: false,
+            cause: None,
+            searched: None,
+            reads: Reads::default(),
+            copied: Copied::new(),
+            job: None,
+            steps: Steps::default(),
+            answers: Answers::default(),
+            silent: None,
+            hung,
+        }
+    }
+}
+
 /// Monitors the mirror; returns only when an owner of an input has ended.
 pub(super) async fn monitor(
     service: &mut Service,
@@ -76,23 +104,10 @@ pub(super) async fn monitor(
         Used::Only(leg) if below.starts_with("raid") => Some(leg.other()),
         Used::Only(_) | Used::Both => None,
     };
-    let mut monitor = Monitor {
-        // After a restart of the service, some of that may be left to do.
-        leaving: mirror.used != Used::Both && filled.is_none(),
-        service,
-        ctx,
-        mirror,
-        filled,
-        cause: None,
-        searched: None,
-        reads: Reads::default(),
-        copied: Copied::new(),
-        job: None,
-        steps: Steps::default(),
-        answers: Answers::default(),
-        silent: None,
-        hung: stall::deadline(&command_line::read().unwrap_or_default()),
-    };
+    let hung = stall::deadline(&command_line::read().unwrap_or_default());
+    let mut monitor = Monitor::new(service, ctx, mirror, filled, hung);
+    // After a restart of the service, some of that may be left to do.
+    monitor.leaving = monitor.mirror.used != Used::Both && monitor.filled.is_none();
     let mut tick = tokio::time::interval(PACE);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
@@ -338,22 +353,7 @@ pub(super) mod tests {
     }
 
     fn start<'a>(service: &'a mut Service, ctx: &'a Context, mirror: Mirror) -> Monitor<'a> {
-        Monitor {
-            service,
-            ctx,
-            mirror,
-            filled: None,
-            leaving: false,
-            cause: None,
-            searched: None,
-            reads: Reads::default(),
-            copied: Copied::new(),
-            job: None,
-            steps: Steps::default(),
-            answers: Answers::default(),
-            silent: None,
-            hung: Duration::from_secs(40),
-        }
+        Monitor::new(service, ctx, mirror, None, Duration::from_secs(40))
     }
 
     #[tokio::test]
